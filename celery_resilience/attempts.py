@@ -1,0 +1,112 @@
+"""The `resilience` header: attempts, trail and deadline that travel with a message.
+
+The numbers grow only in the message that is stored next; a redelivery repeats its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .failure import Failure
+
+HEADER = "resilience"
+MAX_BYTES = 8192
+MAX_TRAIL = 10
+MAX_ERROR = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempts:
+    """How far a task has come.
+
+    `attempt` is the number of the run that this message asks for, from 1; `asked` counts those earlier runs that ended
+    in the body's own `self.retry()`, which obey Celery's limit and not ours. `queue` is where the first message was.
+    """
+
+    attempt: int = 1
+    asked: int = 0
+    lineage: str | None = None
+    queue: str | None = None
+    deadline_at: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    trail: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def failed_attempts(self) -> int:
+        """Count the failures if this run fails too."""
+        return self.attempt - self.asked
+
+    @property
+    def previous_delay(self) -> float | None:
+        """Give the delay before this attempt, for decorrelated jitter."""
+        delay = self.trail[-1].get("delay") if self.trail else None
+        return float(delay) if isinstance(delay, (int, float)) else None
+
+    def after_failure(self, failure: Failure, *, delay: float, at: float, worker: str) -> Attempts:
+        """Give the state of the next attempt after a classified failure."""
+        entry = {
+            "attempt": self.attempt,
+            "class": failure.failure_class.value,
+            "error": f"{failure.error_type}: {failure.message}"[:MAX_ERROR],
+            "fingerprint": failure.fingerprint,
+            "at": round(at, 3),
+            "delay": round(delay, 3),
+            "worker": worker,
+        }
+        return replace(self, attempt=self.attempt + 1, trail=(*self.trail, entry)[-MAX_TRAIL:])
+
+    def after_asking(self) -> Attempts:
+        """Give the state of the next attempt after the body's own `self.retry()`."""
+        return replace(self, attempt=self.attempt + 1, asked=self.asked + 1)
+
+    def to_header(self) -> str:
+        """Give the header's text, at most 8 kB: the oldest of the trail go first."""
+        trail = self.trail
+        while True:
+            text = _dump(self, trail)
+            if len(text) <= MAX_BYTES or not trail:
+                return text
+            trail = trail[1:]
+
+
+FIRST = Attempts()
+
+
+def read_attempts(header: object) -> Attempts:
+    """Read a header; one that is absent or cannot be ours starts at the first attempt."""
+    if header is None:
+        return FIRST
+    try:
+        known = json.loads(header) if isinstance(header, (str, bytes)) else header
+        return _load(known) if isinstance(known, Mapping) else FIRST
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        return FIRST
+
+
+def _dump(state: Attempts, trail: tuple[Mapping[str, Any], ...]) -> str:
+    known = {
+        "attempt": state.attempt,
+        "asked": state.asked,
+        "lineage": state.lineage,
+        "queue": state.queue,
+        "deadline_at": state.deadline_at,
+        "options": dict(state.options),
+        "trail": [dict(entry) for entry in trail],
+    }
+    return json.dumps({name: value for name, value in known.items() if value}, separators=(",", ":"))
+
+
+def _load(known: Mapping[str, Any]) -> Attempts:
+    lineage, queue, deadline_at = known.get("lineage"), known.get("queue"), known.get("deadline_at")
+    return Attempts(
+        attempt=max(1, int(known.get("attempt", 1))),
+        asked=max(0, int(known.get("asked", 0))),
+        lineage=str(lineage) if lineage else None,
+        queue=str(queue) if queue else None,
+        deadline_at=float(deadline_at) if deadline_at else None,
+        options=dict(known.get("options", {})),
+        trail=tuple(dict(entry) for entry in known.get("trail", ())),
+    )

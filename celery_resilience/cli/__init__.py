@@ -1,0 +1,7 @@
+"""Commands for `celery -A proj …`. Every celery command imports this module: it must stay light."""
+
+from __future__ import annotations
+
+from .resilience import resilience
+
+__all__ = ["resilience"]

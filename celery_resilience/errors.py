@@ -1,0 +1,70 @@
+"""Every exception of the package, under one root.
+
+The docstring of an exception tells the user what to do; it is the text shown when no other is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ResilienceError(Exception):
+    """Something in celery_resilience went wrong; catch this to catch all of it."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or " ".join((self.__doc__ or "").split()))
+
+
+class ConfigurationError(ResilienceError, ValueError):
+    """A setting, option or policy has a value that cannot work: change it as the message says."""
+
+    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
+        self.field = field
+        self.value = value
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{field}={shorten(value)}: {problem}. {remedy}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.field, shorten(self.value), self.problem, self.remedy)
+
+
+class StoreUnavailableError(ResilienceError):
+    """The store did not answer in time: the message goes back to its queue and is tried again."""
+
+
+class UnroutableError(ResilienceError):
+    """The message reaches no queue: declare the queue it came from; it stays in the schedule until then."""
+
+
+class DeadlineExceededError(ResilienceError):
+    """The deadline of the task passed before this attempt: raise `deadline_seconds`, or send the task anew."""
+
+
+class RetryableError(ResilienceError):
+    """Raise it in a body to have the task tried again, after `retry_after` seconds if that is given."""
+
+    failure_class = "TRANSIENT"
+
+    def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class PermanentError(ResilienceError):
+    """Raise it in a body to end the task without another attempt."""
+
+    failure_class = "PERMANENT"
+
+
+class ServerNotFoundError(ResilienceError):
+    """No Redis-compatible server can be started: `pip install celery-resilience[embedded]` brings one."""
+
+
+def shorten(value: object, limit: int = 120) -> str:
+    """Give a repr for messages: never raises, at most `limit` characters."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__} without repr>"
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,38 @@
+"""Events: what happened, in the past tense, each name once.
+
+An event is one log line with its fields; the same fields are in the record's `resilience` attribute for machines.
+Arguments of tasks are never among them.
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum
+from typing import Any
+
+
+class Event(str, Enum):
+    """Every event this version tells of."""
+
+    ATTEMPT_NOT_STORED = "resilience-attempt-not-stored"
+    ATTEMPT_SUPERSEDED = "resilience-attempt-superseded"
+    DUTY_FAILED = "resilience-duty-failed"
+    ETA_KEPT = "resilience-eta-kept"
+    LEASE_LOST = "resilience-lease-lost"
+    MESSAGE_UNROUTABLE = "resilience-message-unroutable"
+    REDELIVERY_UNCHECKED = "resilience-redelivery-unchecked"
+    REDIS_MISSED = "resilience-redis-missed"
+    SCHEDULE_ENDANGERED = "resilience-schedule-endangered"
+    STORE_LOST = "resilience-store-lost"
+    STRATEGY_FAILED = "resilience-strategy-failed"
+    TASK_ENDED = "resilience-task-ended"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def tell(logger: logging.Logger, level: int, event: Event, **fields: Any) -> None:
+    """Log an event with its fields."""
+    if logger.isEnabledFor(level):
+        text = " ".join(f"{name}={value}" for name, value in fields.items())
+        logger.log(level, "%s %s", event, text, extra={"resilience": {"event": event.value, **fields}})

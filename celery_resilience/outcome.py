@@ -1,0 +1,213 @@
+"""Act on the outcome of an attempt: store what follows, then tell Celery.
+
+The only raiser of Retry, Reject and Ignore. The order is the promise: the next attempt is stored before the exception
+that has Celery ack the message; if it cannot be stored, the message goes back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery import Task
+from celery.exceptions import Ignore, Reject
+from celery.exceptions import Retry as CeleryRetry
+
+from .attempts import HEADER, Attempts, read_attempts
+from .decision import DeadLetter, DeadReason, Decision, History, Retry, decide
+from .errors import DeadlineExceededError, StoreUnavailableError
+from .events import Event, tell
+from .failure import Classifier, Failure, FailureClass, FailureContext
+from .policy import RetryPolicies, RetryPolicy, policies_from
+from .runtime import Runtime
+from .settings import policy_of_call
+from .transport.envelope import Envelope, original, with_arguments
+from .transport.queues import delays_natively, origin_queue
+
+logger = logging.getLogger(__name__)
+
+
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+REFUSED = "_resilience_refused"  # set on a request whose body was told that Celery's own limit is reached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The options of one task, laid over those of its app."""
+
+    policies: RetryPolicies
+    classifier: Classifier
+    deadline_seconds: float | None
+
+
+class Outcome:
+    """One run of a body: what may start it, and what follows from its end."""
+
+    def __init__(self, task: Task[Any, Any], request: Any, runtime: Runtime, plan: Plan) -> None:
+        self.task = task
+        self.request = request
+        self.runtime = runtime
+        self.plan = plan
+        self.attempts = attempts_of(request)
+
+    def admit(self) -> None:
+        """Let the body start, or raise what keeps it from starting."""
+        if self._is_behind():
+            tell(logger, logging.INFO, Event.ATTEMPT_SUPERSEDED, **self._fields())
+            raise Ignore(f"Attempt {self.attempts.attempt} has been followed by a later one.")
+        deadline_at = self.attempts.deadline_at
+        if deadline_at is not None and self.runtime.clock.time() > deadline_at:
+            raise DeadlineExceededError
+
+    def classify(self, error: Exception) -> Failure:
+        """Classify the live exception, with all that the rules may look at."""
+        context = FailureContext(
+            task=self.task.name,
+            args=tuple(self.request.args or ()),
+            kwargs=self.request.kwargs or {},
+            headers=self.request.headers or {},
+            attempt=self.attempts.attempt,
+        )
+        return self.plan.classifier.classify(error, context, now=self.runtime.clock.time())
+
+    def decide(self, failure: Failure) -> Decision:
+        """Decide by the policy of this call, task and app."""
+        if self.request.__dict__.get(REFUSED):
+            return DeadLetter(DeadReason.REFUSED)
+        history = History(
+            failed_attempts=self.attempts.failed_attempts,
+            previous_delay=self.attempts.previous_delay,
+            deadline_at=self.attempts.deadline_at,
+        )
+        return decide(failure, history, self._policy(failure.failure_class), self.runtime.clock)
+
+    def settle(self, error: Exception) -> None:
+        """Follow a failed body: raises Celery's control flow, or returns if the error itself is the outcome."""
+        failure = self.classify(error)
+        if failure.failure_class is FailureClass.NOT_A_FAILURE:
+            return
+        match self.decide(failure):
+            case Retry(delay):
+                self.store(self.after(failure, delay), delay, error)
+                raise celery_retry(error, delay) from error
+            case DeadLetter(reason):
+                self._log(failure, str(reason))
+
+    def store(self, attempts: Attempts, delay: float, error: BaseException | None, arguments: Arguments | None = None) -> None:
+        """Store the next attempt, with other arguments if some are given; else the message goes back, after a pause."""
+        try:
+            self._store(attempts, delay, arguments)
+        except Exception as problem:
+            tell(logger, logging.WARNING, Event.ATTEMPT_NOT_STORED, **self._fields(), error=problem)
+            if not self.task.acks_late and error is not None:
+                raise error from problem  # acked before it ran: there is no message to give back
+            pause = self.runtime.settings.requeue_pause_seconds
+            self.runtime.clock.sleep(self.runtime.clock.uniform(pause / 2, pause))
+            raise Reject(problem, requeue=True) from problem
+
+    def travelling(self, attempts: Attempts) -> Attempts:
+        """Give the attempts with what the next message must know of its origin."""
+        queue = attempts.queue or origin_queue(self.task.app, self.request.delivery_info or {})
+        return replace(attempts, queue=queue, lineage=attempts.lineage or lineage_of(self.request))
+
+    def _store(
+        self, attempts: Attempts, delay: float, arguments: Arguments | None
+    ) -> None:
+        attempts = self.travelling(attempts)
+        envelope = original(self.request.properties, self.request.delivery_info)
+        schedule = self.runtime.schedule
+        if schedule is None or envelope is None or delays_natively(self.task.app, self.runtime.family, attempts.queue):
+            self._publish(attempts, delay, arguments)
+            return
+        if arguments is not None:
+            envelope = with_arguments(envelope, *arguments, accept=self.task.app.conf.accept_content)
+        envelope = next_message(envelope, attempts, self.request.retries + 1)
+        schedule.add_attempt(envelope, attempts.queue, str(attempts.lineage), attempts.attempt, delay)
+
+    def _publish(self, attempts: Attempts, delay: float, arguments: Arguments | None) -> None:
+        """Let Celery publish the next attempt with a delay: natively on quorum queues, else by ETA."""
+        headers = {**(self.request.headers or {}), HEADER: attempts.to_header()}
+        headers.pop("redelivered", None)
+        args, kwargs = arguments or (None, None)
+        signature = self.task.signature_from_request(
+            self.request,
+            args,
+            kwargs,
+            queue=attempts.queue,
+            countdown=delay,
+            retries=self.request.retries + 1,
+            headers=headers,
+        )
+        signature.apply_async()
+
+    def after(self, failure: Failure, delay: float) -> Attempts:
+        worker = str(self.request.hostname or "")
+        now = self.runtime.clock.time()
+        return self.started(now).after_failure(failure, delay=delay, at=now, worker=worker)
+
+    def started(self, now: float) -> Attempts:
+        """Give the attempts with a deadline, which counts from here if no publish of ours has set it."""
+        seconds = self._deadline_seconds()
+        if self.attempts.deadline_at is None and seconds is not None:
+            return replace(self.attempts, deadline_at=now + seconds)
+        return self.attempts
+
+    def _deadline_seconds(self) -> float | None:
+        of_call = self.attempts.options.get("deadline_seconds")
+        return of_call if of_call is not None else self.plan.deadline_seconds
+
+    def _policy(self, kind: FailureClass) -> RetryPolicy:
+        of_call = policy_of_call(self.attempts.options)
+        return policies_from("resilience", of_call, self.plan.policies)[kind]
+
+    def _is_behind(self) -> bool:
+        """Look whether a redelivered message was followed by a later attempt before its ack was lost."""
+        schedule = self.runtime.schedule
+        if schedule is None or not (self.request.delivery_info or {}).get("redelivered"):
+            return False
+        try:
+            return schedule.highest_attempt(self.attempts.lineage or lineage_of(self.request)) > self.attempts.attempt
+        except StoreUnavailableError as problem:
+            tell(logger, logging.WARNING, Event.REDELIVERY_UNCHECKED, **self._fields(), error=problem)
+            return False
+
+    def _log(self, failure: Failure, reason: str) -> None:
+        told = {"reason": reason, "failure_class": failure.failure_class, "fingerprint": failure.fingerprint}
+        tell(logger, failure.severity, Event.TASK_ENDED, **self._fields(), **told)
+
+    def _fields(self) -> dict[str, Any]:
+        return {"task_id": self.request.id, "task": self.task.name, "attempt": self.attempts.attempt}
+
+
+def attempts_of(request: Any) -> Attempts:
+    """Read the attempts from a request, where a worker or an eager call left them."""
+    header = request.__dict__.get(HEADER)
+    if header is None and request.headers:
+        header = request.headers.get(HEADER)
+    return read_attempts(header)
+
+
+def celery_retry(error: BaseException | None, delay: float, *, is_eager: bool = False) -> CeleryRetry:
+    """Give what has Celery store RETRY, call `on_retry`, and ack."""
+    make: Callable[..., CeleryRetry] = CeleryRetry
+    return make(exc=error, when=round(delay, 3), is_eager=is_eager)
+
+
+def lineage_of(request: Any) -> str:
+    """Name the line of attempts that begins with this message.
+
+    A message on Redis has a tag of its own, which survives redelivery; elsewhere the task's id must serve, with the
+    depth of `replace`, which keeps the id.
+    """
+    tag = (request.properties or {}).get("delivery_tag")
+    if isinstance(tag, str):
+        return str(tag)
+    return f"{request.id}:{request.replaced_task_nesting or 0}"
+
+
+def next_message(envelope: Envelope, attempts: Attempts, retries: int) -> Envelope:
+    """Give the message of the next attempt: the same bytes, with new numbers and no ETA."""
+    headers = {**envelope.headers, HEADER: attempts.to_header(), "retries": retries, "eta": None}
+    return replace(envelope, headers=headers)

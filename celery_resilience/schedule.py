@@ -1,0 +1,167 @@
+"""The schedule: where delayed retries and parked messages wait, in Redis.
+
+A message is in the schedule or in a queue, never in a worker's memory, and never lost between the two:
+it is pushed and removed in one script where broker and schedule share a server, else leased, published, then removed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .attempts import HEADER, read_attempts
+from .clock import Clock
+from .crashpoints import crashpoint
+from .redis_store import RedisStore
+from .transport.envelope import Envelope, unpack
+
+Kind = Literal["retry", "eta"]
+KEEP_RECORD_SECONDS = 2 * 3600  # how long after its due time a lineage's record outlives an attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One waiting message by name: where it goes and which it is. Written out, it is the member in Redis."""
+
+    queue: str
+    priority: int
+    kind: Kind
+    name: str
+
+    def member(self) -> str:
+        """Write the place as text."""
+        return json.dumps([self.queue, self.priority, self.kind, self.name], separators=(",", ":"))
+
+    @classmethod
+    def of(cls, member: str | bytes) -> Place:
+        """Read a place from its text."""
+        return cls(*json.loads(member))
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is due now, and how long until something else is (None: nothing else waits)."""
+
+    places: list[Place]
+    next_in_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One waiting message as a listing shows it."""
+
+    task: str
+    task_id: str
+    queue: str
+    kind: Kind
+    due_at: float
+    attempt: int
+    why: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give plain values for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Schedule:
+    """Messages that wait for their time.
+
+    `family` keeps messages of different kinds of broker apart; `shared` says that broker and schedule are one server.
+    """
+
+    def __init__(self, store: RedisStore, clock: Clock, *, family: str, shared: bool) -> None:
+        self.store = store
+        self.clock = clock
+        self.shared = shared
+        self._group = f"schedule:{family}"
+        self._keys = [store.key(self._group, "due"), store.key(self._group, "entries")]
+
+    def add_attempt(self, envelope: Envelope, queue: str | None, lineage: str, attempt: int, delay: float) -> bool:
+        """Store the next attempt of a lineage, due after `delay` seconds; False if it was stored before.
+
+        The same script records the attempt, so that a redelivered earlier message can see that it is behind.
+        """
+        place = Place(queue or "", envelope.priority, "retry", f"{lineage}:{attempt}")
+        record = int(delay) + KEEP_RECORD_SECONDS
+        stored = self._add(place, envelope, delay * 1000, "in", self._record(lineage), attempt, record)
+        crashpoint("schedule.stored")
+        return stored
+
+    def add_eta(self, envelope: Envelope, queue: str | None, name: str, due_at: float) -> bool:
+        """Store a user's message until its ETA, in seconds since the epoch."""
+        place = Place(queue or "", envelope.priority, "eta", name)
+        stored = self._add(place, envelope, due_at * 1000, "at", self._record(name), 1, KEEP_RECORD_SECONDS)
+        crashpoint("schedule.stored")
+        return stored
+
+    def highest_attempt(self, lineage: str) -> int:
+        """Give the highest attempt stored for a lineage, 0 if none is on record."""
+        return int(self.store.command("GET", self._record(lineage)) or 0)
+
+    def due(self, limit: int) -> Due:
+        """Look what is due, without taking it."""
+        now, following, *members = self.store.run("schedule_due", self._keys[:1], [limit])
+        wait = None if following < 0 else max(0.0, (following - now) / 1000)
+        return Due([Place.of(member) for member in members], wait)
+
+    def release(self, queue_list: str, places: Sequence[Place]) -> int:
+        """Move due messages into a list of the broker on the same server, in one step."""
+        moved: int = self.store.run("schedule_release", [*self._keys, queue_list], [place.member() for place in places])
+        return moved
+
+    def claim(self, places: Sequence[Place], lease_seconds: float) -> list[tuple[Place, Envelope]]:
+        """Lease due messages to this caller, who publishes and then removes them; a lost lease frees itself."""
+        args = [int(lease_seconds * 1000), *(place.member() for place in places)]
+        answer = self.store.run("schedule_claim", self._keys, args)
+        return [(Place.of(answer[i]), unpack(answer[i + 1])) for i in range(0, len(answer), 2)]
+
+    def remove(self, places: Sequence[Place]) -> int:
+        """Forget messages that were published."""
+        removed: int = self.store.run("schedule_remove", self._keys, [place.member() for place in places])
+        return removed
+
+    def count(self) -> int:
+        """Count what waits."""
+        return int(self.store.command("ZCARD", self._keys[0]))
+
+    def find(self, limit: int = 100, after: int = 0) -> list[Waiting]:
+        """List what waits, the next due first; `after` skips that many."""
+        rows = self.store.command("ZRANGE", self._keys[0], after, after + limit - 1, "WITHSCORES")
+        pairs = _pairs(rows)
+        if not pairs:
+            return []
+        packed = self.store.command("HMGET", self._keys[1], *(member for member, _ in pairs))
+        return [_waiting(member, score, text) for (member, score), text in zip(pairs, packed, strict=True) if text]
+
+    def _record(self, lineage: str) -> str:
+        return self.store.key(self._group, "highest", lineage)
+
+    def _add(self, place: Place, envelope: Envelope, ms: float, base: str, *record: Any) -> bool:
+        key, attempt, keep = record
+        args = [place.member(), envelope.pack(self.clock.token()), int(ms), base, attempt, keep]
+        return bool(self.store.run("schedule_add", [*self._keys, key], args))
+
+
+def _pairs(rows: Any) -> list[tuple[Any, float]]:
+    """Read WITHSCORES in either shape that redis-py gives it."""
+    if rows and isinstance(rows[0], (tuple, list)):
+        return [(member, float(score)) for member, score in rows]
+    return [(rows[i], float(rows[i + 1])) for i in range(0, len(rows), 2)]
+
+
+def _waiting(member: bytes, score: float, packed: bytes) -> Waiting:
+    place, envelope = Place.of(member), unpack(packed)
+    attempts = read_attempts(envelope.headers.get(HEADER))
+    last = attempts.trail[-1] if attempts.trail else {}
+    why = f"{last['class']}: {last['error']}" if "class" in last and "error" in last else "asked by the body"
+    return Waiting(
+        task=str(envelope.headers.get("task")),
+        task_id=str(envelope.headers.get("id")),
+        queue=place.queue or f"{envelope.exchange}/{envelope.routing_key}",
+        kind=place.kind,
+        due_at=score / 1000,
+        attempt=attempts.attempt,
+        why=f"ETA {envelope.headers.get('eta')}" if place.kind == "eta" else why,
+    )

@@ -1,0 +1,107 @@
+"""Settings: the `resilience_*` names of `app.conf`, read once, checked, frozen.
+
+One function fills them, one checks them; a message names the field, the value, the bound and the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .checks import number, required, suggestion, text
+from .errors import ConfigurationError
+from .failure import Classifier
+from .policy import CLASS_DEFAULTS, PolicyOption, RetryPolicies, RetryPolicy, policies_from
+
+PREFIX = "resilience_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that can be set for a whole app.
+
+    `redis_url` is where shared state lives; without it the broker's Redis serves, else the result backend's.
+    `visibility_timeout_seconds` applies the recommended transport options to a Redis broker.
+    """
+
+    redis_url: str | None = None
+    key_prefix: str = "resilience"
+    retry_policy: PolicyOption = None
+    deadline_seconds: float | None = None
+    failure_rules: Any = ()
+    visibility_timeout_seconds: float | None = None
+    schedule_poll_seconds: float = 0.25
+    store_timeout_seconds: float = 0.15
+    store_cooldown_seconds: float = 5.0
+    requeue_pause_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        text(PREFIX + "redis_url", self.redis_url, "redis://host:6379/0")
+        text(PREFIX + "key_prefix", self.key_prefix, "resilience")
+        policies_from(PREFIX + "retry_policy", self.retry_policy)
+        Classifier(app_rules=self.failure_rules)
+        number(PREFIX + "deadline_seconds", self.deadline_seconds, low=0.001, high=366 * 86400)
+        number(PREFIX + "visibility_timeout_seconds", self.visibility_timeout_seconds, low=1, high=86400)
+        for name, low, high in (
+            ("schedule_poll_seconds", 0.05, 10),
+            ("store_timeout_seconds", 0.01, 5),
+            ("store_cooldown_seconds", 0.1, 300),
+            ("requeue_pause_seconds", 0, 60),
+        ):
+            required(PREFIX + name, getattr(self, name))
+            number(PREFIX + name, getattr(self, name), low=low, high=high)
+
+    @property
+    def policies(self) -> RetryPolicies:
+        """Give the app's retry policy per failure class."""
+        return policies_from(PREFIX + "retry_policy", self.retry_policy, CLASS_DEFAULTS)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Give every known setting with its prefix."""
+        return [PREFIX + field.name for field in fields(cls)]
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Settings:
+        """Fill from `resilience_*` names; an unknown one is an error with a suggestion."""
+        for name in given:
+            if name not in cls.names():
+                raise ConfigurationError(name, given[name], "is not a setting", suggestion(name, cls.names()))
+        return cls(**{name.removeprefix(PREFIX): value for name, value in given.items()})
+
+
+CALL_OPTIONS = (
+    "max_attempts",
+    "deadline_seconds",
+    "strategy",
+    "base_seconds",
+    "factor",
+    "cap_seconds",
+    "floor_seconds",
+    "jitter",
+)
+
+
+def check_call_options(options: Any) -> dict[str, Any]:
+    """Check what was given to one call as `resilience={…}`: known names, JSON values, sound together."""
+    if not isinstance(options, Mapping):
+        raise ConfigurationError("resilience", options, "is not a mapping", 'Write resilience={"max_attempts": 3}.')
+    for name, value in options.items():
+        if name not in CALL_OPTIONS:
+            raise ConfigurationError(
+                f"resilience[{name!r}]", value, "is not an option of a call", suggestion(str(name), CALL_OPTIONS)
+            )
+        if value is None or isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise ConfigurationError(
+                f"resilience[{name!r}]", value, "is not a number or a name", "Per call only JSON values can travel."
+            )
+    policy_of_call(options)
+    number("resilience['deadline_seconds']", options.get("deadline_seconds"), low=0.001, high=366 * 86400)
+    return dict(options)
+
+
+def policy_of_call(options: Mapping[str, Any]) -> RetryPolicy | None:
+    """Give the retry policy that one call asked for, None if it asked for none."""
+    stated = {name: value for name, value in options.items() if name != "deadline_seconds"}
+    return RetryPolicy(**stated) if stated else None

@@ -1,0 +1,282 @@
+"""ResilientTask: a Celery task that always ends in one known place.
+
+Inherit it, or set `task_cls=ResilientTask` for a whole app. Options are class attributes or decorator keywords:
+`retry_policy`, `deadline_seconds`, `failure_rules`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial, wraps
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+from celery import Celery, Task
+from celery.exceptions import Reject
+from celery.exceptions import Retry as CeleryRetry
+from celery.signals import task_retry
+from celery.utils.time import maybe_make_aware
+
+from . import worker
+from .attempts import HEADER, Attempts
+from .checks import near_miss, number
+from .decision import DeadLetter, Retry
+from .errors import ConfigurationError
+from .failure import Classifier, FailureClass
+from .outcome import REFUSED, Outcome, Plan, celery_retry
+from .policy import PolicyOption, policies_from
+from .runtime import Runtime, runtime_of
+from .settings import check_call_options
+
+OPTIONS = ("retry_policy", "deadline_seconds", "failure_rules")
+BUILT_IN = "celery."
+STAGE = "_resilience_stage"  # on a request: how far into __call__ and body it is
+STORE = "_resilience_store"  # on a request: what a signature made by retry() does instead of publishing
+
+
+class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks of any signature
+    """A task whose failures are classified, and tried again as their class and policy say.
+
+    `retry_policy` is a RetryPolicy or a mapping {FailureClass: RetryPolicy}; `deadline_seconds` ends all attempts;
+    `failure_rules` put this task's exceptions into classes. Messages are acked late, after their outcome is stored.
+    """
+
+    abstract = True
+    acks_late = True
+    Strategy = "celery_resilience.worker.strategy:resilient"
+
+    retry_policy: PolicyOption = None
+    deadline_seconds: float | None = None
+    failure_rules: Any = ()
+
+    _is_built_in = False
+    _plan: tuple[Runtime, Plan] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own_call = cls.__call__
+        if own_call is not ResilientTask.__call__ and not hasattr(own_call, "runs_in_attempt"):
+            cls.__call__ = _in_attempt(own_call)  # type: ignore[method-assign]  # a subclass's __call__ runs inside ours
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Check the options and add our part to the app's worker; Celery may call it more than once."""
+        super().on_bound(app)
+        worker.install(app)
+        if str(cls.name).startswith(BUILT_IN):
+            cls._is_built_in = True
+            cls.acks_late = app.conf.task_acks_late
+            cls.Strategy = Task.Strategy
+        else:
+            check_options(cls)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body: in a worker as one attempt, elsewhere as the plain call that it is."""
+        request: Any = self.request_stack.top
+        if request is None or request.called_directly or self._is_built_in:
+            return super().__call__(*args, **kwargs)
+        stage = request.__dict__.get(STAGE)
+        if stage is None:
+            return self._attempt(self.run, request, args, kwargs)
+        if stage == "call":
+            request.__dict__[STAGE] = "body"
+            return self.run(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        *positional: Any,
+        resilience: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Send the task; `resilience={"max_attempts": 3, "deadline_seconds": 60}` sets options for this call."""
+        self._stamp(resilience, options)
+        return super().apply_async(args, kwargs, *positional, **options)
+
+    def apply(
+        self, args: Any = None, kwargs: Any = None, *positional: Any, resilience: Any = None, **options: Any
+    ) -> Any:
+        """Run the task here and now; decisions are those of a worker, but nothing sleeps and nothing is stored."""
+        self._stamp(resilience, options)
+        return super().apply(args, kwargs, *positional, **options)
+
+    def retry(self, *args: Any, **options: Any) -> Any:
+        """Ask for another attempt, as in Celery: obeys `max_retries`, `countdown` and `eta`, and spends no attempt."""
+        request = self.request
+        if request.called_directly or request.is_eager or self._is_built_in:
+            return super().retry(*args, **options)
+        outcome = Outcome(self, request, runtime_of(self.app), self._plan_of(self.app))
+        given = inspect.signature(Task.retry).bind(self, *args, **options).arguments
+        given.pop("self")
+        extra = given.pop("options", {})
+        attempts = outcome.travelling(outcome.started(outcome.runtime.clock.time()).after_asking())
+        if extra:
+            extra["headers"] = {**(request.headers or {}), **extra.get("headers", {}), HEADER: attempts.to_header()}
+        else:
+            request.__dict__[STORE] = partial(self._store_retry, outcome, attempts, given.get("exc"))
+        limit = given.get("max_retries", None)
+        limit = self.max_retries if limit is None else limit
+        if limit is not None:  # Celery counts every run; ours of other kinds must not use up the user's limit
+            given["max_retries"] = limit + request.retries - outcome.attempts.asked
+        return self._retry(given, extra)
+
+    def signature_from_request(self, request: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Give the signature that would run this request again; in `retry` it goes to the schedule when applied."""
+        signature = super().signature_from_request(request, *args, **kwargs)
+        store = (self.request if request is None else request).__dict__.pop(STORE, None)
+        if store is not None:
+            signature.__dict__["apply_async"] = partial(store, signature)
+        return signature
+
+    def _attempt(self, body: Callable[..., Any], request: Any, args: Any, kwargs: Any) -> Any:
+        """Run the body as one attempt. A first delivery that succeeds pays for nothing here but the `try`."""
+        request.__dict__[STAGE] = "body" if body == self.run else "call"
+        request._protected = 1  # a call of itself from within the body is a plain call to Celery
+        if request.is_eager:
+            return self._attempt_eagerly(body, request, args, kwargs)
+        if HEADER in request.__dict__ or request.delivery_info.get("redelivered"):
+            self._outcome(request).admit()
+        try:
+            return body(*args, **kwargs)
+        except Exception as error:
+            self._outcome(request).settle(error)
+            raise
+
+    def _attempt_eagerly(self, body: Callable[..., Any], request: Any, args: Any, kwargs: Any) -> Any:
+        """Make the attempts one after the other, without waiting."""
+        while True:
+            outcome = self._outcome(request)
+            try:
+                return body(*args, **kwargs)
+            except Exception as error:
+                failure = outcome.classify(error)
+                if failure.failure_class is FailureClass.NOT_A_FAILURE:
+                    raise
+                match outcome.decide(failure):
+                    case Retry(delay):
+                        attempts = outcome.after(failure, delay)
+                        reason = celery_retry(error, delay, is_eager=True)
+                        self.on_retry(error, request.id, request.args, request.kwargs, ExceptionInfo())
+                        task_retry.send(sender=self, request=request, reason=reason, einfo=None)
+                    case DeadLetter():
+                        raise
+            request.__dict__[HEADER] = attempts.to_header()
+            request.retries += 1
+
+    def _retry(self, given: dict[str, Any], extra: dict[str, Any]) -> Any:
+        try:
+            return super().retry(**given, **extra)
+        except CeleryRetry:
+            raise
+        except Reject as refused:
+            # Celery would throw the message away; what we stored nowhere goes back to its queue.
+            reason = getattr(refused, "reason", None)
+            if isinstance(reason, Reject):
+                raise reason from None
+            raise Reject(reason, requeue=True) from refused
+        except Exception:
+            self.request.__dict__[REFUSED] = True  # by Celery's limit: the last attempt, whatever the class
+            raise
+
+    def _store_retry(self, outcome: Outcome, attempts: Attempts, error: Any, signature: Any) -> None:
+        options, request = signature.options, outcome.request
+        delay = options.get("countdown")
+        if options.get("eta") is not None:
+            eta = maybe_make_aware(options["eta"], self.app.timezone)
+            delay = (eta - self.app.now()).total_seconds()
+        floor = outcome.plan.policies[FailureClass.UNKNOWN].floor_seconds or 0.0
+        arguments = (tuple(signature.args), dict(signature.kwargs))
+        unchanged = arguments == (tuple(request.args or ()), dict(request.kwargs or {}))
+        outcome.store(attempts, max(floor, float(delay or 0)), error, None if unchanged else arguments)
+
+    def _outcome(self, request: Any) -> Outcome:
+        return Outcome(self, request, runtime_of(self.app), self._plan_of(self.app))
+
+    def _plan_of(self, app: Celery) -> Plan:
+        """Lay the task's options over the app's, once per process."""
+        runtime = runtime_of(app)
+        if self._plan is None or self._plan[0] is not runtime:
+            cls = type(self)
+            deadline = self.deadline_seconds
+            plan = Plan(
+                policies=policies_from("retry_policy", self.retry_policy, runtime.policies),
+                classifier=runtime.classifier.with_task_rules(option(cls, "failure_rules")),
+                deadline_seconds=runtime.settings.deadline_seconds if deadline is None else deadline,
+            )
+            self._plan = (runtime, plan)
+        return self._plan[1]
+
+    def _stamp(self, resilience: Mapping[str, Any] | None, options: dict[str, Any]) -> None:
+        """Put the options and the deadline of a call into its header, unless it carries one already."""
+        if self._is_built_in:
+            return
+        call = check_call_options(resilience) if resilience is not None else {}
+        headers = options.get("headers") or {}
+        deadline = call.get("deadline_seconds", self._plan_of(self.app).deadline_seconds)
+        if HEADER in headers or not (call or deadline is not None):
+            return
+        attempts = Attempts(options=call)
+        if deadline is not None:
+            attempts = replace(attempts, deadline_at=self._start(options) + deadline)
+        options["headers"] = {**headers, HEADER: attempts.to_header()}
+
+    def _start(self, options: Mapping[str, Any]) -> float:
+        """Give the moment from which a deadline counts: the publish, or the ETA that was asked for."""
+        now = runtime_of(self.app).clock.time()
+        if options.get("countdown"):
+            return now + float(options["countdown"])
+        eta: Any = options.get("eta")
+        return max(now, maybe_make_aware(eta, self.app.timezone).timestamp()) if hasattr(eta, "timestamp") else now
+
+
+def check_options(cls: type[ResilientTask]) -> None:
+    """Refuse, at bind time, options that cannot work and names that are a slip away from one of ours."""
+    where = f"task {cls.name}: "
+    policies_from(f"{where}retry_policy", cls.retry_policy)
+    number(f"{where}deadline_seconds", cls.deadline_seconds, low=0.001, high=366 * 86400)
+    Classifier(task_rules=option(cls, "failure_rules"))
+    autoretry_for = getattr(cls, "autoretry_for", None)
+    if autoretry_for:
+        raise ConfigurationError(
+            f"{where}autoretry_for", autoretry_for, "two deciders would fight over each failure",
+            "Remove autoretry_for and its retry_* options and write retry_policy=RetryPolicy(max_attempts=…); to have "
+            "these exceptions retried write failure_rules={TheError: 'TRANSIENT'}.",
+        )  # fmt: skip
+    for name in _own_names(cls):
+        meant = near_miss(name, OPTIONS)
+        if meant is not None:
+            raise ConfigurationError(
+                f"{where}{name}", getattr(cls, name, None), "is not an option", f"Did you mean {meant!r}?"
+            )
+
+
+def option(cls: type, name: str) -> Any:
+    """Read an option as it was written: a function given as one is not a method of the task."""
+    value = inspect.getattr_static(cls, name)
+    return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+
+
+def _own_names(cls: type) -> set[str]:
+    """Give the names that a user's classes add to a task."""
+    theirs = [base for base in cls.__mro__ if issubclass(base, ResilientTask) and base is not ResilientTask]
+    known = set(dir(ResilientTask))
+    return {name for base in theirs for name in vars(base) if not name.startswith("_") and name not in known}
+
+
+def _in_attempt(own_call: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a subclass's `__call__` (an application context, a lock) run inside the attempt, even if it never calls ours."""
+
+    @wraps(own_call)
+    def call(self: ResilientTask, *args: Any, **kwargs: Any) -> Any:
+        request: Any = self.request_stack.top
+        outside = request is None or request.called_directly or self._is_built_in
+        if outside or request.__dict__.get(STAGE) is not None:
+            return own_call(self, *args, **kwargs)
+        return self._attempt(partial(own_call, self), request, args, kwargs)
+
+    call.runs_in_attempt = True  # type: ignore[attr-defined]  # a mark, so that it is not wrapped again
+    return call

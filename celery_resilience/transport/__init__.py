@@ -1,0 +1,1 @@
+"""The seams to kombu: the only place that knows how a message looks on the broker."""

@@ -1,0 +1,58 @@
+"""Where a message came from, and how the broker names that place.
+
+Private kombu API: `Channel._q_for_pri` and `global_keyprefix`, in one function.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery
+from celery.utils.quorum_queues import detect_quorum_queues
+
+
+def origin_queue(app: Celery, delivery_info: Mapping[str, Any]) -> str | None:
+    """Give the queue that a message came from; None if its exchange leads to none or to several."""
+    exchange = delivery_info.get("exchange") or ""
+    routing_key = delivery_info.get("routing_key") or ""
+    if not exchange:
+        return routing_key or None
+    names = [
+        queue.name
+        for queue in app.amqp.queues.values()
+        if queue.exchange.name == exchange and _leads_to(queue, routing_key)
+    ]
+    return names[0] if len(names) == 1 else None
+
+
+def delays_natively(app: Celery, family: str, queue: str | None) -> bool:
+    """Say whether RabbitMQ itself delays messages for this queue, as Celery arranges it for quorum queues."""
+    if family != "amqp" or queue is None or queue not in app.amqp.queues:
+        return False
+    exchange = app.amqp.queues[queue].exchange
+    return bool(detect_quorum_queues(app, "amqp")[0] and exchange.name and exchange.type != "direct")
+
+
+def redis_list(channel: Any, queue: str, priority: int) -> str:
+    """Name the list in which kombu keeps this queue for this priority, with the broker's own prefix."""
+    return f"{channel.global_keyprefix}{channel._q_for_pri(queue, priority)}"
+
+
+def _leads_to(queue: Any, routing_key: str) -> bool:
+    if queue.exchange.type == "direct":
+        return bool(queue.routing_key == routing_key)
+    if queue.exchange.type != "topic":
+        return False
+    words = re.escape(queue.routing_key or "").replace(r"\*", r"[^.]+").replace(r"\#", r".*").replace("#", ".*")
+    return re.fullmatch(words, routing_key) is not None
+
+
+def native_delay_note(app: Celery, family: str) -> str:
+    """Say in words where delayed retries of this app wait."""
+    native = sorted(name for name in app.amqp.queues if delays_natively(app, family, name))
+    if not native:
+        return "the schedule (Redis)"
+    others = "" if len(native) == len(app.amqp.queues) else "; those of other queues in the schedule (Redis)"
+    return f"RabbitMQ's native delay for {', '.join(native)}{others}"

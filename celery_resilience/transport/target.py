@@ -1,0 +1,70 @@
+"""Which Redis holds the shared state of an app, read from its configuration without connecting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from celery import Celery
+
+from ..redis_store import SCHEMES
+from ..settings import Settings
+
+AMQP_SCHEMES = ("amqp", "amqps", "pyamqp", "librabbitmq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A Redis and its relation to the broker; `shared` means that both are one server and database."""
+
+    url: str
+    prefix: str
+    shared: bool
+    options: Mapping[str, Any]
+    ssl: Mapping[str, Any]
+
+
+def broker_url(app: Celery) -> str:
+    """Give the URL that workers consume from."""
+    url: Any = app.conf.broker_read_url or "amqp://"
+    return ";".join(url) if isinstance(url, (list, tuple)) else str(url)
+
+
+def family_of(app: Celery) -> str:
+    """Name the kind of broker: redis, amqp, or the URL's own scheme."""
+    scheme = urlsplit(broker_url(app)).scheme or "amqp"
+    if scheme in SCHEMES:
+        return "redis"
+    return "amqp" if scheme in AMQP_SCHEMES else scheme
+
+
+def redis_target(app: Celery, settings: Settings) -> Target | None:
+    """Choose the Redis: the one that was named, else the broker's, else the result backend's, else none."""
+    broker, conf = broker_url(app), app.conf
+    options = dict(conf.broker_transport_options or {})
+    ssl = conf.broker_use_ssl if isinstance(conf.broker_use_ssl, Mapping) else {}
+    of_broker = Target(
+        url=broker,
+        prefix=f"{options.get('global_keyprefix', '')}{settings.key_prefix}",
+        shared=_one_server(conf, broker),
+        options=options,
+        ssl=ssl,
+    )
+    if settings.redis_url and settings.redis_url != broker:
+        return Target(url=settings.redis_url, prefix=settings.key_prefix, shared=False, options=options, ssl={})
+    if family_of(app) == "redis":
+        return of_broker
+    backend = str(conf.result_backend or "")
+    if urlsplit(backend).scheme in SCHEMES:
+        backend_ssl = conf.redis_backend_use_ssl or {}
+        backend_options = dict(conf.result_backend_transport_options or {})
+        return Target(url=backend, prefix=settings.key_prefix, shared=False, options=backend_options, ssl=backend_ssl)
+    return None
+
+
+def _one_server(conf: Any, broker: str) -> bool:
+    """Several plain URLs are alternatives, of which the worker may use any: then nothing may be pushed directly."""
+    several = ";" in broker and not broker.startswith("sentinel")
+    return not several and conf.broker_read_url == conf.broker_write_url

@@ -1,0 +1,95 @@
+"""The scheduler: brings messages whose time has come from the schedule back to their queues.
+
+Every worker has one and any of them serves; what two see as due, one of them moves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from typing import Any
+
+from celery import bootsteps
+
+from ..crashpoints import crashpoint
+from ..errors import UnroutableError
+from ..events import Event, tell
+from ..runtime import Runtime, runtime_of
+from ..schedule import Place, Schedule
+from ..transport.publisher import Publisher
+from ..transport.queues import redis_list
+from .duty import Duty
+
+logger = logging.getLogger(__name__)
+
+BATCH = 200
+LEASE_SECONDS = 30.0
+
+
+class SchedulerStep(bootsteps.StartStopStep):
+    """Runs the scheduler while the worker consumes."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._duty: Duty | None = None
+
+    def start(self, consumer: Any) -> None:
+        """Begin to release what is due."""
+        runtime = runtime_of(consumer.app)
+        if runtime.schedule is None:
+            return
+        self._duty = Duty("scheduler", Scheduler(runtime, runtime.schedule, consumer.task_consumer.channel).work)
+        self._duty.start()
+
+    def stop(self, consumer: Any) -> None:
+        """Release no more; what is due waits for another worker."""
+        duty, self._duty = self._duty, None
+        if duty is not None:
+            duty.stop()
+
+
+class Scheduler:
+    """Moves what is due: straight into the broker where it is the schedule's own Redis, else by publishing."""
+
+    def __init__(self, runtime: Runtime, schedule: Schedule, channel: Any) -> None:
+        self._poll_seconds = runtime.settings.schedule_poll_seconds
+        self._clock = runtime.clock
+        self._schedule = schedule
+        self._channel = channel
+        self._publisher = Publisher(runtime.app)
+
+    def work(self) -> float:
+        """Move one batch; gives the seconds until the next look."""
+        due = self._schedule.due(BATCH)
+        direct: dict[str, list[Place]] = defaultdict(list)
+        indirect: list[Place] = []
+        for place in due.places:
+            if self._schedule.shared and place.queue:
+                direct[redis_list(self._channel, place.queue, place.priority)].append(place)
+            else:
+                indirect.append(place)
+        for queue_list, places in direct.items():
+            self._schedule.release(queue_list, places)
+        if indirect:
+            self._publish(indirect)
+        if len(due.places) == BATCH:
+            return 0.0
+        # Spread, so that a fleet does not look in the same instant.
+        pause = self._poll_seconds * self._clock.uniform(0.8, 1.0)
+        if due.next_in_seconds is None:
+            return pause
+        return min(pause, due.next_in_seconds + self._clock.uniform(0.002, 0.02))
+
+    def _publish(self, places: list[Place]) -> None:
+        """Lease, publish, remove: a crash in between publishes again and loses nothing."""
+        for place, envelope in self._schedule.claim(places, LEASE_SECONDS):
+            try:
+                self._publisher.publish(envelope, place.queue)
+            except UnroutableError as error:
+                task_id = envelope.headers.get("id")
+                tell(logger, logging.ERROR, Event.MESSAGE_UNROUTABLE, task_id=task_id, error=error)
+                continue
+            crashpoint("scheduler.published")
+            self._schedule.remove([place])

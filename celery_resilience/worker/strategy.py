@@ -1,0 +1,69 @@
+"""The worker's first look at a message of a resilient task, before it is queued for a pool process.
+
+It hands the original message on to whoever runs it, and moves far ETAs out of the worker's memory into the schedule.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from celery.worker.strategy import default
+from kombu.message import Message
+
+from ..errors import StoreUnavailableError
+from ..events import Event, tell
+from ..runtime import Runtime, runtime_of
+from ..transport.envelope import hand_over, original
+from ..transport.queues import origin_queue
+
+logger = logging.getLogger(__name__)
+
+FAR_SECONDS = 60.0
+
+
+def resilient(task: Any, app: Celery, consumer: Any) -> Callable[..., Any]:
+    """Build the handler for the messages of one task, around Celery's own."""
+    handle = default(task, app, consumer)
+    runtime = runtime_of(app)
+    connection_errors = consumer.connection_errors
+
+    def on_message(message: Message, body: Any, ack: Any, reject: Any, callbacks: Any, **kwargs: Any) -> Any:
+        if body is None:  # message protocol 2; an older one has no headers to keep
+            hand_over(message)
+            eta = message.headers.get("eta")
+            if eta is not None and runtime.schedule is not None and move_if_far(message, eta, runtime):
+                ack(logger, connection_errors)
+                return None
+        return handle(message, body, ack, reject, callbacks, **kwargs)
+
+    return on_message
+
+
+def move_if_far(message: Message, eta: Any, runtime: Runtime) -> bool:
+    """Store a message whose ETA is far; False if it is near, or could not be stored and must stay in memory."""
+    due_at, schedule = timestamp(eta, runtime.app), runtime.schedule
+    envelope = original(message.properties, message.delivery_info)
+    is_far = due_at is not None and due_at > runtime.clock.time() + FAR_SECONDS
+    if schedule is None or envelope is None or due_at is None or not is_far:
+        return False
+    # The tag of a Redis message outlives a redelivery: a crash before the ack then stores the same entry again.
+    name = message.properties.get("delivery_tag") or schedule.clock.token()
+    try:
+        schedule.add_eta(envelope, origin_queue(runtime.app, message.delivery_info), f"eta:{name}", due_at)
+    except StoreUnavailableError as error:
+        tell(logger, logging.WARNING, Event.ETA_KEPT, task_id=message.headers.get("id"), error=error)
+        return False
+    return True
+
+
+def timestamp(eta: Any, app: Celery) -> float | None:
+    """Read an ETA as seconds since the epoch; None leaves the complaint to Celery."""
+    try:
+        moment = maybe_iso8601(eta)
+        return None if moment is None else maybe_make_aware(moment, app.timezone).timestamp()
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None

@@ -1,0 +1,1 @@
+"""Tests, by tier: unit, contract, integration, acceptance, chaos, typing."""

@@ -1,0 +1,1 @@
+"""Celery apps that worker processes load; configured by environment variables only."""
