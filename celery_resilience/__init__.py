@@ -1,13 +1,32 @@
-"""The reliability layer for Celery: inherit `ResilientTask` and every task ends in one known place."""
+"""The reliability layer for Celery: inherit `ResilientTask` and every task ends in one known place.
+
+Names are loaded when first used: pytest and every `celery` command import this package, most of them for nothing.
+"""
 
 from __future__ import annotations
 
-from .errors import ResilienceError
-from .failure import Classifier, Failure, FailureClass
-from .policy import NO_RETRY, RetryPolicy
-from .runtime import runtime_of
-from .settings import Settings
-from .task import ResilientTask
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .errors import ResilienceError
+    from .failure import Classifier, Failure, FailureClass
+    from .policy import NO_RETRY, RetryPolicy
+    from .runtime import runtime_of
+    from .settings import Settings
+    from .task import ResilientTask
+
+_HOMES = {
+    "NO_RETRY": "policy",
+    "Classifier": "failure",
+    "Failure": "failure",
+    "FailureClass": "failure",
+    "ResilienceError": "errors",
+    "ResilientTask": "task",
+    "RetryPolicy": "policy",
+    "Settings": "settings",
+    "runtime_of": "runtime",
+}
 
 __all__ = [
     "NO_RETRY",
@@ -20,3 +39,15 @@ __all__ = [
     "Settings",
     "runtime_of",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,7 +18,7 @@ def number(field: str, value: Any, *, low: float, high: float) -> None:
         raise ConfigurationError(field, value, "is not a number", f"Give a number from {low:g} to {high:g}.")
     if not low <= value <= high:
         raise ConfigurationError(
-            field, value, f"must be from {low:g} to {high:g}", f"Give a number in that range, such as {max(low, 1):g}."
+            field, value, f"must be from {low:g} to {high:g}", f"Give a number in that range, such as {min(high, max(low, 1)):g}."
         )
 
 

@@ -80,7 +80,7 @@ def delay_for(failure: Failure, history: History, policy: RetryPolicy, clock: Cl
     if failure.retry_after is not None:
         hinted = min(failure.retry_after, cap)
         spread = 0.0 if policy.jitter == "none" else clock.uniform(0.0, HINT_SPREAD * hinted)
-        return max(floor, hinted + spread)
+        return max(floor, min(cap, hinted + spread))
     return max(floor, min(cap, _jittered(failure, history, policy, cap, clock)))
 
 
@@ -99,7 +99,7 @@ def backoff(failure: Failure, attempt: int, policy: RetryPolicy) -> float:
         case "immediate":
             return 0.0
         case _:
-            return base * _power(policy.factor or 2.0, attempt - 1)
+            return base * _power(policy.factor or 2.0, attempt - 1) if base else 0.0
 
 
 def _jittered(failure: Failure, history: History, policy: RetryPolicy, cap: float, clock: Clock) -> float:
@@ -133,6 +133,6 @@ def _custom(strategy: CustomStrategy, attempt: int, failure: Failure) -> float |
 def _power(factor: float, exponent: int) -> float:
     """Raise without overflowing: past a year of seconds the cap decides anyway."""
     try:
-        return float(factor**exponent)
+        return float(factor) ** exponent
     except OverflowError:
         return float("inf")

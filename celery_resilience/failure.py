@@ -17,7 +17,7 @@ from celery_resilience.clock import SYSTEM_CLOCK
 from celery_resilience.errors import ConfigurationError, shorten
 from celery_resilience.fingerprint import fingerprint
 from celery_resilience.hints import wait_hint
-from celery_resilience.libraries import answers, look, plan_for
+from celery_resilience.libraries import Step, answers, look, plan_for
 from celery_resilience.libraries.verdict import Answer, FailureClass
 
 __all__ = ["NOT_A_FAILURE", "Classifier", "Failure", "FailureClass", "FailureContext", "Rule", "Rules", "Severity"]
@@ -36,6 +36,8 @@ _LEAST_CURABLE_FIRST = (
     FailureClass.NETWORK,
     FailureClass.TRANSIENT,
 )
+
+_HEALING = (FailureClass.RATE_LIMITED, FailureClass.SYSTEM, FailureClass.NETWORK, FailureClass.TRANSIENT)
 
 
 class Severity(IntEnum):
@@ -172,13 +174,38 @@ class Classifier:
         said = self._said(exc, context)
         if said is not None:
             return _Verdict(*said, trail)
-        for answer, reason in answers(plan, exc):
+        return (
+            self._known(plan.steps, exc, context, trail)
+            or self._by_context(exc, context, trail)
+            or self._known(plan.last_steps, exc, context, trail)
+            or _Verdict(FailureClass.UNKNOWN, "nobody knows this type", trail)
+        )
+
+    def _known(
+        self, steps: tuple[Step, ...], exc: BaseException, context: FailureContext, trail: tuple[BaseException, ...]
+    ) -> _Verdict | None:
+        """Give the first opinion of the library knowledge that leads to a class."""
+        for answer, reason in answers(steps, exc):
             if isinstance(answer, FailureClass):
                 return _Verdict(answer, reason + _status_words(exc), trail)
             inner = self._look_inside(answer, context, trail)
             if inner is not None:
                 return inner._replace(reason=f"{reason}, inside it {inner.reason}")
-        return _Verdict(FailureClass.UNKNOWN, "nobody knows this type", trail)
+        return None
+
+    def _by_context(
+        self, exc: BaseException, context: FailureContext, trail: tuple[BaseException, ...]
+    ) -> _Verdict | None:
+        """Give what was being handled when it was raised, if that heals.
+
+        It may have nothing to do with it (a KeyError of a cache miss), so it can only speak for another attempt.
+        """
+        if look.peek(exc, "__suppress_context__") is True:
+            return None
+        inner = self._look_inside(look.a(BaseException, look.peek(exc, "__context__")), context, trail)
+        if inner is None or inner.failure_class not in _HEALING:
+            return None
+        return inner._replace(reason=f"its context, inside it {inner.reason}")
 
     def _said(self, exc: BaseException, context: FailureContext) -> tuple[FailureClass, str] | None:
         """Give what the exception itself or a user's rule says."""

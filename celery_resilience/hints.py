@@ -6,6 +6,7 @@ policy decides how much it is worth.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 
 from celery_resilience.libraries import look
+from celery_resilience.libraries.retry_info import retry_info_seconds
 
 _EPOCH_FLOOR = 1_000_000_000  # an "x-ratelimit-reset" above this is a date, below it a duration
 _EPOCH_MS_FLOOR = 100_000_000_000
@@ -25,9 +27,13 @@ _RESET_HEADERS = ("x-ratelimit-reset", "x-rate-limit-reset", "ratelimit-reset", 
                   "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens", "anthropic-ratelimit-requests-reset",
                   "anthropic-ratelimit-tokens-reset")  # fmt: skip
 _REMAINING_HEADERS = ("x-ratelimit-remaining", "x-rate-limit-remaining", "ratelimit-remaining")
-_ATTRIBUTES = ("retry_after", "wait", "retry_after_seconds", "retry_delay", "seconds", "retry_in")
+_ATTRIBUTES = ("retry_after", "retry_after_seconds", "retry_delay", "retry_in")
+_LIMIT_ATTRIBUTES = ("wait", "seconds")  # of Django REST framework and Telegram; elsewhere they mean other things
 _BODIES = ("response", "details", "error_details", "body", "json_body", "data", "response.data", "error")
+_STATUS_DETAILS = "grpc-status-details-bin"
+_COSMOS = re.compile(r"RetryAfterMs=(\d{1,9})\b", re.ASCII)
 _MAX_NODES = 200
+_MAX_BODY = 20_000
 
 
 def wait_hint(exc: BaseException, now: float, *, rate_limited: bool = False) -> float | None:
@@ -35,13 +41,19 @@ def wait_hint(exc: BaseException, now: float, *, rate_limited: bool = False) -> 
 
     Headers that only tell when a limit starts anew count if the failure is one of that limit: others carry them too.
     """
-    for attribute in _ATTRIBUTES:
+    for attribute in (*_ATTRIBUTES, *_LIMIT_ATTRIBUTES) if rate_limited else _ATTRIBUTES:
         found = seconds(look.peek(exc, attribute), now)
         if found is not None:
             return found
-    headers = look.headers(exc)
-    found = header_hint(headers, now, rate_limited=rate_limited)
-    return found if found is not None else _body_hint(exc, now)
+    for read in (_from_headers, _from_metadata, _from_body, _from_text_of_cosmos):
+        found = read(exc, now, rate_limited)
+        if found is not None:
+            return found
+    return None
+
+
+def _from_headers(exc: BaseException, now: float, rate_limited: bool) -> float | None:
+    return header_hint(look.headers(exc), now, rate_limited=rate_limited)
 
 
 def header_hint(headers: Mapping[str, str], now: float, *, rate_limited: bool = False) -> float | None:
@@ -108,9 +120,22 @@ def _sensible(value: float) -> float | None:
     return value if math.isfinite(value) and value >= 0 else None
 
 
-def _body_hint(exc: BaseException, now: float) -> float | None:
+def _from_metadata(exc: BaseException, now: float, rate_limited: bool) -> float | None:
+    """Read gRPC's trailing metadata, of the call itself or of the call a Google client wraps."""
+    for call in (exc, look.peek(exc, "response")):
+        metadata = look.call(call, "trailing_metadata")
+        if not metadata:
+            continue
+        pairs = look.pairs(metadata)
+        found = header_hint({name: value for name, value in pairs if type(value) is str}, now, rate_limited=rate_limited)
+        packed = (retry_info_seconds(value) for name, value in pairs if name == _STATUS_DETAILS and type(value) is bytes)
+        return found if found is not None else next((value for value in packed if value is not None), None)
+    return None
+
+
+def _from_body(exc: BaseException, now: float, rate_limited: bool) -> float | None:
     """Search the parsed body or details, where a library keeps them, for a wait."""
-    nodes: list[object] = [look.dig(exc, path) for path in _BODIES]
+    nodes: list[object] = [_parsed(look.dig(exc, path)) for path in _BODIES]
     for _ in range(_MAX_NODES):
         if not nodes:
             return None
@@ -121,8 +146,37 @@ def _body_hint(exc: BaseException, now: float) -> float | None:
             found = _in_body(node, now)  # type: ignore[arg-type]  # a dict it is
             if found is not None:
                 return found
-            nodes.extend(list(dict.values(node))[:_MAX_NODES])  # type: ignore[arg-type]
+            nodes.extend(list(dict.values(node))[:_MAX_NODES])  # type: ignore[arg-type]  # a dict it is
+        elif node is not None:
+            found = _in_retry_info(node)
+            if found is not None:
+                return found
     return None
+
+
+def _parsed(node: object) -> object:
+    """Parse a body that was kept as text, if it is JSON of a sensible size that speaks of a retry."""
+    if type(node) not in (str, bytes) or not 2 <= len(node) <= _MAX_BODY:  # type: ignore[arg-type]  # both have a length
+        return node
+    said = node if isinstance(node, str) else bytes(node).decode("utf-8", "replace")  # type: ignore[arg-type]
+    if not said.startswith("{") or "retry" not in said.lower():
+        return None
+    try:
+        return json.loads(said)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _in_retry_info(node: object) -> float | None:
+    """Read a google.rpc.RetryInfo message, which `details` of a Google API error lists."""
+    whole = look.number(look.dig(node, "retry_delay.seconds"))
+    nanos = look.number(look.dig(node, "retry_delay.nanos"))
+    return None if whole is None or nanos is None else _sensible(whole + nanos / 1e9)
+
+
+def _from_text_of_cosmos(exc: BaseException, now: float, rate_limited: bool) -> float | None:
+    said = _COSMOS.search(look.text(exc)) if rate_limited else None
+    return None if said is None else int(said[1]) / 1000
 
 
 def _in_body(node: Mapping[object, object], now: float) -> float | None:

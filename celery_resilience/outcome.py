@@ -83,19 +83,22 @@ class Outcome:
         )
         return decide(failure, history, self._policy(failure.failure_class), self.runtime.clock)
 
-    def settle(self, error: Exception) -> None:
-        """Follow a failed body: raises Celery's control flow, or returns if the error itself is the outcome."""
+    def settle(self, error: Exception) -> BaseException | None:
+        """Follow a failed body: gives what to raise instead of the error, None if the error itself is the outcome."""
         failure = self.classify(error)
         if failure.failure_class is FailureClass.NOT_A_FAILURE:
-            return
+            return None
         match self.decide(failure):
             case Retry(delay):
                 self.store(self.after(failure, delay), delay, error)
-                raise celery_retry(error, delay) from error
+                return celery_retry(error, delay)
             case DeadLetter(reason):
                 self._log(failure, str(reason))
+                return None
 
-    def store(self, attempts: Attempts, delay: float, error: BaseException | None, arguments: Arguments | None = None) -> None:
+    def store(
+        self, attempts: Attempts, delay: float, error: BaseException | None, arguments: Arguments | None = None
+    ) -> None:
         """Store the next attempt, with other arguments if some are given; else the message goes back, after a pause."""
         try:
             self._store(attempts, delay, arguments)
@@ -112,9 +115,7 @@ class Outcome:
         queue = attempts.queue or origin_queue(self.task.app, self.request.delivery_info or {})
         return replace(attempts, queue=queue, lineage=attempts.lineage or lineage_of(self.request))
 
-    def _store(
-        self, attempts: Attempts, delay: float, arguments: Arguments | None
-    ) -> None:
+    def _store(self, attempts: Attempts, delay: float, arguments: Arguments | None) -> None:
         attempts = self.travelling(attempts)
         envelope = original(self.request.properties, self.request.delivery_info)
         schedule = self.runtime.schedule
@@ -130,6 +131,8 @@ class Outcome:
         """Let Celery publish the next attempt with a delay: natively on quorum queues, else by ETA."""
         headers = {**(self.request.headers or {}), HEADER: attempts.to_header()}
         headers.pop("redelivered", None)
+        args: Any
+        kwargs: Any
         args, kwargs = arguments or (None, None)
         signature = self.task.signature_from_request(
             self.request,

@@ -38,6 +38,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         text(PREFIX + "redis_url", self.redis_url, "redis://host:6379/0")
+        required(PREFIX + "key_prefix", self.key_prefix)
         text(PREFIX + "key_prefix", self.key_prefix, "resilience")
         policies_from(PREFIX + "retry_policy", self.retry_policy)
         Classifier(app_rules=self.failure_rules)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -36,6 +36,50 @@ STAGE = "_resilience_stage"  # on a request: how far into __call__ and body it i
 STORE = "_resilience_store"  # on a request: what a signature made by retry() does instead of publishing
 
 
+Body = Callable[..., Any]
+
+
+def _as_attempt(body: Body, otherwise: Body) -> Body:
+    """Make a `__call__` that runs `body` as one attempt in a worker, and `otherwise` anywhere else.
+
+    A first delivery that succeeds pays for nothing here but the `try`. Deciding is left to Outcome and raising is done
+    here, because each frame between Celery and the exception costs more than the decision.
+    """
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # it becomes the method of that name
+        request = self.request_stack.top
+        if request is None or request.called_directly or self._is_built_in or STAGE in request.__dict__:
+            return otherwise(self, *args, **kwargs)
+        request.__dict__[STAGE] = "call"
+        request._protected = 1  # a call of itself from within the body is a plain call to Celery
+        if request.is_eager:
+            return self._attempt_eagerly(body, request, args, kwargs)
+        if HEADER in request.__dict__ or request.delivery_info.get("redelivered"):
+            self._outcome(request).admit()
+        try:
+            return body(self, *args, **kwargs)
+        except Exception as error:
+            instead = self._outcome(request).settle(error)
+            if instead is None:
+                raise
+            raise instead from error
+
+    return __call__
+
+
+def _run(task: ResilientTask, *args: Any, **kwargs: Any) -> Any:
+    task.request_stack.top.__dict__[STAGE] = "body"
+    return task.run(*args, **kwargs)
+
+
+def _run_within(task: ResilientTask, *args: Any, **kwargs: Any) -> Any:
+    """Run for a subclass whose own `__call__` is the attempt, or as the plain call that it is."""
+    request: Any = task.request_stack.top
+    if request is not None and request.__dict__.get(STAGE) == "call":
+        return _run(task, *args, **kwargs)
+    return Task.__call__(task, *args, **kwargs)
+
+
 class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks of any signature
     """A task whose failures are classified, and tried again as their class and policy say.
 
@@ -54,11 +98,14 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
     _is_built_in = False
     _plan: tuple[Runtime, Plan] | None = None
 
+    __call__ = _as_attempt(_run, otherwise=_run_within)
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own_call = cls.__call__
-        if own_call is not ResilientTask.__call__ and not hasattr(own_call, "runs_in_attempt"):
-            cls.__call__ = _in_attempt(own_call)  # type: ignore[method-assign]  # a subclass's __call__ runs inside ours
+        own_call = inspect.getattr_static(cls, "__call__")
+        if getattr(own_call, "__module__", None) != __name__:
+            # An application context or the like: it runs inside the attempt, even if it never calls ours.
+            cls.__call__ = _as_attempt(own_call, otherwise=own_call)  # type: ignore[method-assign]  # of the same kind
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -71,19 +118,6 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             cls.Strategy = Task.Strategy
         else:
             check_options(cls)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the body: in a worker as one attempt, elsewhere as the plain call that it is."""
-        request: Any = self.request_stack.top
-        if request is None or request.called_directly or self._is_built_in:
-            return super().__call__(*args, **kwargs)
-        stage = request.__dict__.get(STAGE)
-        if stage is None:
-            return self._attempt(self.run, request, args, kwargs)
-        if stage == "call":
-            request.__dict__[STAGE] = "body"
-            return self.run(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
 
     def apply_async(
         self,
@@ -132,26 +166,12 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             signature.__dict__["apply_async"] = partial(store, signature)
         return signature
 
-    def _attempt(self, body: Callable[..., Any], request: Any, args: Any, kwargs: Any) -> Any:
-        """Run the body as one attempt. A first delivery that succeeds pays for nothing here but the `try`."""
-        request.__dict__[STAGE] = "body" if body == self.run else "call"
-        request._protected = 1  # a call of itself from within the body is a plain call to Celery
-        if request.is_eager:
-            return self._attempt_eagerly(body, request, args, kwargs)
-        if HEADER in request.__dict__ or request.delivery_info.get("redelivered"):
-            self._outcome(request).admit()
-        try:
-            return body(*args, **kwargs)
-        except Exception as error:
-            self._outcome(request).settle(error)
-            raise
-
-    def _attempt_eagerly(self, body: Callable[..., Any], request: Any, args: Any, kwargs: Any) -> Any:
+    def _attempt_eagerly(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
         """Make the attempts one after the other, without waiting."""
         while True:
             outcome = self._outcome(request)
             try:
-                return body(*args, **kwargs)
+                return body(self, *args, **kwargs)
             except Exception as error:
                 failure = outcome.classify(error)
                 if failure.failure_class is FailureClass.NOT_A_FAILURE:
@@ -265,18 +285,3 @@ def _own_names(cls: type) -> set[str]:
     theirs = [base for base in cls.__mro__ if issubclass(base, ResilientTask) and base is not ResilientTask]
     known = set(dir(ResilientTask))
     return {name for base in theirs for name in vars(base) if not name.startswith("_") and name not in known}
-
-
-def _in_attempt(own_call: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a subclass's `__call__` (an application context, a lock) run inside the attempt, even if it never calls ours."""
-
-    @wraps(own_call)
-    def call(self: ResilientTask, *args: Any, **kwargs: Any) -> Any:
-        request: Any = self.request_stack.top
-        outside = request is None or request.called_directly or self._is_built_in
-        if outside or request.__dict__.get(STAGE) is not None:
-            return own_call(self, *args, **kwargs)
-        return self._attempt(partial(own_call, self), request, args, kwargs)
-
-    call.runs_in_attempt = True  # type: ignore[attr-defined]  # a mark, so that it is not wrapped again
-    return call

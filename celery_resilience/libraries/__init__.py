@@ -6,22 +6,42 @@ to the module that fits; nothing else changes.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from celery_resilience.libraries import look
 from celery_resilience.libraries.builtin import BUILTINS, STANDARD_LIBRARY, WEAK_BUILTINS
+from celery_resilience.libraries.cloud import CLOUD
+from celery_resilience.libraries.connections import CONNECTIONS
+from celery_resilience.libraries.databases import DATABASES
+from celery_resilience.libraries.http import HTTP
+from celery_resilience.libraries.messaging import MESSAGING
 from celery_resilience.libraries.names import class_of_name
-from celery_resilience.libraries.rows import by_status, by_unclear_status, inside, inside_all
+from celery_resilience.libraries.parsing import PARSING
+from celery_resilience.libraries.rows import by_mark_of_a_service, by_status, inside, inside_all
+from celery_resilience.libraries.services import SERVICES
+from celery_resilience.libraries.stores import STORES
 from celery_resilience.libraries.verdict import Answer, FailureClass, Reader, Row, Rows, Tables
 
-TABLES: Tables = {**STANDARD_LIBRARY}
+TABLES: Tables = {
+    **STANDARD_LIBRARY,
+    **HTTP,
+    **CLOUD,
+    **SERVICES,
+    **DATABASES,
+    **STORES,
+    **MESSAGING,
+    **PARSING,
+    **CONNECTIONS,
+}
 
 Step: TypeAlias = tuple[str, tuple[FailureClass | Reader, ...]]
 """Words for the reason, and what to ask in turn."""
 
 _MAX_PLANS = 1_024
+_BUILTIN_CLASSES = frozenset(one for one in vars(builtins).values() if isinstance(one, type))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +50,8 @@ class Plan:
 
     is_control_flow: bool
     steps: tuple[Step, ...]
+    last_steps: tuple[Step, ...]
+    """For when even the context of the exception tells nothing."""
 
 
 _plans: dict[type, Plan] = {}
@@ -45,9 +67,9 @@ def plan_for(kind: type) -> Plan:
     return plan
 
 
-def answers(plan: Plan, exc: BaseException) -> Iterator[tuple[Answer, str]]:
+def answers(steps: tuple[Step, ...], exc: BaseException) -> Iterator[tuple[Answer, str]]:
     """Give each opinion in turn, with the words for it; a reader that raises has none."""
-    for words, askables in plan.steps:
+    for words, askables in steps:
         for askable in askables:
             answer = askable if isinstance(askable, FailureClass) else _read(askable, exc)
             if answer is not None:
@@ -62,22 +84,21 @@ def _read(reader: Reader, exc: BaseException) -> Answer:
 
 
 def _make_plan(kind: type) -> Plan:
-    named = [_names(base) for base in kind.__mro__ if base not in (object, BaseException, Exception)]
-    foreign = [(module, name) for module, name in named if module != "builtins"]
-    own = [name for module, name in named if module == "builtins"]
+    bases = [base for base in kind.__mro__ if base not in (object, BaseException, Exception)]
+    own = [base.__name__ for base in bases if base in _BUILTIN_CLASSES]
+    foreign = [_names(base) for base in bases if base not in _BUILTIN_CLASSES]
     told = [step for module, name in foreign for step in _library_steps(module, name)]
-    builtins = _builtin_steps(BUILTINS, own)
+    built_in = _builtin_steps(BUILTINS, own)
     return Plan(
-        is_control_flow=any(FailureClass.NOT_A_FAILURE in askables for _, askables in (*told, *builtins)),
+        is_control_flow=any(FailureClass.NOT_A_FAILURE in askables for _, askables in (*told, *built_in)),
         steps=(
             *told,
             ("HTTP status", (by_status,)),
-            *builtins,
+            *built_in,
             ("its cause", (inside("__cause__"), inside_all("exceptions"))),
             *_name_steps(foreign),
-            *_builtin_steps(WEAK_BUILTINS, own),
-            ("status of a success", (by_unclear_status,)),
         ),
+        last_steps=(*_builtin_steps(WEAK_BUILTINS, own), ("marks of a service", (by_mark_of_a_service,))),
     )
 
 

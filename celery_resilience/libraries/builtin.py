@@ -203,6 +203,6 @@ BUILTINS: Rows = {
 
 WEAK_BUILTINS: Rows = {
     "OSError": SYSTEM,
-    "RuntimeError": (by_text((r"can't start new thread|out of memory", SYSTEM)), PERMANENT),
+    "RuntimeError": (by_text((r"can't start new thread|out of memory", SYSTEM)), TRANSIENT),
 }
-"""Built-ins that are raised for anything: asked only when no cause and no name has told more."""
+"""Built-ins that are raised for anything: asked only when no cause, name or context has told more."""

@@ -82,7 +82,7 @@ _REQUESTS: Rows = {
     "SSLError": (_CERTIFICATE, NETWORK),
     "ProxyError": (by_text((r"407|authentication required", AUTHENTICATION)), NETWORK),
     **same_for("ConnectionError Timeout", NETWORK),
-    "HTTPError": by_status,
+    "HTTPError": (by_status, TRANSIENT),
     "RequestException": (by_status, inside("__cause__"), NETWORK),
 }
 
@@ -97,9 +97,9 @@ _HTTPX: Rows = {
     "ConnectionNotAvailable": SYSTEM,
     "ConnectError": (_CERTIFICATE, NETWORK),
     "ProxyError": (by_text((r"\b407\b", AUTHENTICATION)), NETWORK),
-    "HTTPStatusError": by_status,
+    "HTTPStatusError": (by_status, PERMANENT),  # a redirect nobody followed
     **same_for("RemoteProtocolError NetworkError TimeoutException TransportError", NETWORK),
-    "RequestError": NETWORK,
+    **same_for("RequestError HTTPError", NETWORK),
     "WebSocketDisconnect": (_close_code, NETWORK),
     "WebSocketUpgradeError": (by_status, NETWORK),
     "WebSocketNetworkError": NETWORK,
@@ -119,7 +119,9 @@ _AIOHTTP: Rows = {
     **same_for("ClientConnectionError ClientPayloadError ClientError WebSocketError", NETWORK),
     "WSMessageTypeError": STRUCTURAL,
     "HTTPException": by_status,  # of the server side
-    "HttpProcessingError": (by_http_number("code"), STRUCTURAL),
+    "PayloadEncodingError": NETWORK,
+    "HttpBadRequest": VALIDATION,
+    "HttpProcessingError": STRUCTURAL,
     "EofStream": NETWORK,
 }
 
@@ -132,9 +134,7 @@ _URLLIB3: Rows = {
     "HeaderParsingError": STRUCTURAL,
     "ResponseNotChunked": STRUCTURAL,
     "BodyNotHttplibCompatible": STRUCTURAL,
-    "UnrewindableBodyError": PERMANENT,
-    "TimeoutStateError": PERMANENT,
-    "HostChangedError": PERMANENT,
+    **same_for("UnrewindableBodyError TimeoutStateError HostChangedError CertificateError", PERMANENT),
     **same_for("EmptyPoolError FullPoolError ClosedPoolError", SYSTEM),
     "SSLError": (_CERTIFICATE, NETWORK),
     "ProxyError": (by_text((r"\b407\b", AUTHENTICATION)), NETWORK),
@@ -226,7 +226,7 @@ HTTP: Tables = {
         "BadSignature": VALIDATION,
         "RequestAborted": NETWORK,
         "UnreadablePostError": NETWORK,
-        "Http404": PERMANENT,
+        **same_for("Http404 ConnectionDoesNotExist AlreadyRegistered NotRegistered BadMigrationError", PERMANENT),
         **same_for("AppRegistryNotReady SynchronousOnlyOperation MiddlewareNotUsed ViewDoesNotExist", PERMANENT),
         **same_for("NoReverseMatch TemplateDoesNotExist TemplateSyntaxError EmptyResultSet", PERMANENT),
         "SessionInterrupted": TRANSIENT,

@@ -6,7 +6,7 @@ a value counts only if its real type (never `__class__`) is the expected one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from typing import TypeVar
 
@@ -122,22 +122,22 @@ def headers(exc: BaseException) -> dict[str, str]:
     for path in _HEADER_PATHS:
         place = dig(exc, path)
         if place is not None:
-            for name, value in _pairs(place):
-                found.setdefault(name, value)
+            for name, value in pairs(place):
+                said = word(value) if number(value) is None else str(number(value))
+                if said is not None:
+                    found.setdefault(name, said.strip())
     return found
 
 
-def _pairs(place: object) -> Iterable[tuple[str, str]]:
-    """List the header pairs of a mapping, a message or a list of pairs; nothing of anything else."""
+def pairs(place: object) -> list[tuple[str, object]]:
+    """List names in lower case and values of a mapping, a message or a list of pairs; nothing of anything else."""
     source = place if issubclass(type(place), (list, tuple)) else call(place, "items")
-    pairs = []
+    found: list[tuple[str, object]] = []
     try:
         for pair in islice(iter(source), _MAX_HEADERS):  # type: ignore[call-overload]  # not iterable: caught
-            name, value = word(pair[0]), word(pair[1])
-            if value is None and (whole := number(pair[1])) is not None:
-                value = str(whole)
-            if name is not None and value is not None:
-                pairs.append((name.lower(), value.strip()))
+            name = word(pair[0])
+            if name is not None:
+                found.append((name.lower(), pair[1]))
     except BaseException:
-        return pairs
-    return pairs
+        return found
+    return found

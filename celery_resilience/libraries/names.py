@@ -25,7 +25,7 @@ _NAMES: tuple[tuple[re.Pattern[str], FailureClass], ...] = tuple(
         (r"OutOfMemory|DiskFull|Pool(Timeout|Exhausted|Limit)|ResourceExhausted|WorkerLost", SYSTEM),
         (r"ConnectTimeout|ReadTimeout|WriteTimeout|Connection|Disconnect|Network|Socket|Unreachable|BrokenPipe|Dns|DNS"
          r"|Transport", NETWORK),
-        (r"Time(d)?_?Out|Deadline|Unavailable|TryAgain|Temporar|Transient|Retry|InternalServer|ServerError|Overload"
+        (r"Timed?_?[Oo]ut|Deadline|Unavailable|TryAgain|Temporar|Transient|Retry|InternalServer|ServerError|Overload"
          r"|Deadlock|Lock(ed)?(Error|Timeout)?$|Conflict|Interrupted|Busy", TRANSIENT),
         (r"Pars(e|ing)|Decod|Syntax|Schema|UnexpectedResponse|Deseriali[sz]", STRUCTURAL),
         (r"Valid|BadRequest|Malformed|BadInput|TooLarge|TooLong|Unprocessable|Argument|Encod", VALIDATION),

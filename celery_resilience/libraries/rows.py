@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from celery_resilience.libraries import look
+from celery_resilience.libraries.names import class_of_name
 from celery_resilience.libraries.status import class_of_status
 from celery_resilience.libraries.verdict import Answer, FailureClass, Reader
 
@@ -19,10 +20,19 @@ def by_status(exc: BaseException) -> Answer:
     return None if found is None else class_of_status(found, look.headers(exc))
 
 
-def by_unclear_status(exc: BaseException) -> Answer:
-    """Take a status below 400 on an exception for an answer that came, but not in the shape that was expected."""
-    found = look.status(exc)
-    return FailureClass.STRUCTURAL if found is not None and found < 400 else None
+def by_own_name(exc: BaseException) -> Answer:
+    """Read the name of the class, in libraries that name one per status and may lose the status itself."""
+    return class_of_name(type(exc).__name__)
+
+
+_MARKS = frozenset({"status_code", "status", "http_status", "code", "response"})
+
+
+def by_mark_of_a_service(exc: BaseException) -> Answer:
+    """Take an exception that has a status or a response, though not a telling one, for a failed call of a service."""
+    if _MARKS & vars(exc).keys() or any(_MARKS & vars(base).keys() for base in type(exc).__mro__):
+        return FailureClass.TRANSIENT
+    return None
 
 
 def by_number(table: Mapping[int, FailureClass], *paths: str) -> Reader:

@@ -6,6 +6,7 @@ from celery_resilience.libraries import look
 from celery_resilience.libraries.rows import (
     by_http_number,
     by_number,
+    by_own_name,
     by_pattern,
     by_status,
     by_text,
@@ -55,14 +56,14 @@ _MODELS: Rows = {
     **same_for("CredentialsError WorkloadIdentityError SubjectTokenProviderError", AUTHENTICATION),
     **same_for("APIConnectionError WebSocketConnectionClosedError", NETWORK),
     "OverloadedError": TRANSIENT,
-    "APIStatusError": (_BILLING, by_status),
+    "APIStatusError": (_BILLING, by_status, by_own_name),
     "RateLimitError": (_BILLING, by_status, RATE_LIMITED),
     "AuthenticationError": AUTHENTICATION,
     "PermissionDeniedError": (by_status, AUTHENTICATION),
     "APIError": (_IN_STREAM, by_status, TRANSIENT),
     "RetryableError": TRANSIENT,
     "WebSocketQueueFullError": SYSTEM,
-    **same_for("OpenAIError AnthropicError", by_text((r"api_key|credentials", AUTHENTICATION))),
+    **dict.fromkeys(("OpenAIError", "AnthropicError"), (by_text((r"api_key|credentials", AUTHENTICATION)), PERMANENT)),
 }
 
 _STRIPE: Rows = {
@@ -144,7 +145,7 @@ _DOCKER: Rows = {
     **same_for("BuildError ImageLoadError DeprecatedMethod ContextException ContextNotFound", PERMANENT),
     **same_for("InvalidVersion InvalidConfigFile TLSParameterError ContextAlreadyExists", PERMANENT),
     **same_for("InvalidRepository InvalidArgument NullResource MissingContextParameter", VALIDATION),
-    "APIError": (by_status, inside("__cause__"), TRANSIENT),
+    "APIError": (by_status, by_own_name, inside("__cause__"), TRANSIENT),
     "CredentialsNotFound": AUTHENTICATION,
     "StoreError": AUTHENTICATION,
     "InitializationError": PERMANENT,
@@ -207,7 +208,7 @@ SERVICES: Tables = {
         "GitlabError": (by_http_number("response_code"), TRANSIENT),
     },
     "kubernetes": {
-        "ApiException": (by_status, NETWORK),  # status 0 or None: no answer came
+        "ApiException": (by_status, by_own_name, NETWORK),  # status 0 or None: no answer came
         **same_for("ApiTypeError ApiValueError ApiAttributeError ApiKeyError KubernetesValidateMissing", VALIDATION),
         "ConfigException": PERMANENT,
         **same_for("ResourceNotFoundError ResourceNotUniqueError", STRUCTURAL),
@@ -215,7 +216,7 @@ SERVICES: Tables = {
     },
     "docker": _DOCKER,
     "hvac": _HVAC,
-    "python_http_client": {"HTTPError": (by_status, TRANSIENT)},
+    "python_http_client": {"HTTPError": (by_status, by_own_name, TRANSIENT)},
     "sendgrid": {"SendGridException": VALIDATION},
     "telegram": _TELEGRAM,
     "aiogram": {
@@ -226,7 +227,7 @@ SERVICES: Tables = {
     "telethon": {"FloodError": RATE_LIMITED, "RPCError": (by_http_number("code"), PERMANENT)},
     "discord": {
         "RateLimited": RATE_LIMITED,
-        "HTTPException": by_status,
+        "HTTPException": (by_status, by_own_name),
         "GatewayNotFound": NETWORK,
         "ConnectionClosed": NETWORK,
         **same_for("LoginFailure PrivilegedIntentsRequired CheckFailure", AUTHENTICATION),

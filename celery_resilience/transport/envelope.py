@@ -106,7 +106,10 @@ def with_arguments(
 ) -> Envelope:
     """Give the message with other arguments, in the serialization it came in; its canvas links stay."""
     _, _, embed = serialization.loads(
-        envelope.body, envelope.content_type, envelope.content_encoding, accept=set(accept)
+        envelope.body,
+        envelope.content_type,
+        envelope.content_encoding,
+        accept=serialization.prepare_accept_content(accept),
     )
     registry: Any = serialization.registry  # type: ignore[attr-defined]  # public in kombu, not in its stubs
     name = registry.type_to_name[envelope.content_type]

@@ -172,8 +172,9 @@ def hold(channel: Any, clock: Clock) -> Holding:
     append, ack, reject = qos.append, qos.ack, qos.reject
 
     def append_held(message: Message, delivery_tag: str) -> None:
+        append(message, delivery_tag)
+        # Only now: a renewal between the two would not find the tag in Redis and take it for lost.
         message.delivery_tag = holding.take(delivery_tag)
-        append(message, message.delivery_tag)
 
     def settle(delivery_tag: str, answer: Callable[[], None]) -> None:
         if holding.end(delivery_tag):

@@ -37,7 +37,7 @@ def delays_natively(app: Celery, family: str, queue: str | None) -> bool:
 
 def redis_list(channel: Any, queue: str, priority: int) -> str:
     """Name the list in which kombu keeps this queue for this priority, with the broker's own prefix."""
-    return f"{channel.global_keyprefix}{channel._q_for_pri(queue, priority)}"
+    return f"{channel.global_keyprefix}{channel._q_for_pri(queue, max(0, priority))}"
 
 
 def _leads_to(queue: Any, routing_key: str) -> bool:

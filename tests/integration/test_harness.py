@@ -16,7 +16,7 @@ from tests.support.missing import missing
 from tests.support.process_tree import look_at
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.waiting import wait_until
-from tests.support.workers import Pool, WorkerFactory
+from tests.support.workers import ROOT, Pool, WorkerFactory
 
 
 def redis_env(server: EmbeddedRedis, **more: str) -> dict[str, str]:
@@ -106,20 +106,36 @@ def test_a_missing_server_is_a_skip_at_home_and_a_failure_in_ci(monkeypatch: pyt
         missing("RabbitMQ", "run `make servers`")
 
 
-def test_a_run_that_leaves_a_process_behind_fails(tmp_path: Path) -> None:
-    test_file = Path(__file__).parent / f"test_leaves_behind_{os.getpid()}.py"
-    test_file.write_text(
-        "import subprocess\ndef test_leave():\n    global p\n    p = subprocess.Popen(['sleep', '20'])\n",
-        encoding="utf-8",
-    )
-    try:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(test_file)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    finally:
-        test_file.unlink()
+def run_apart(directory: Path, source: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest with our conftest on a test file outside the tree, which nobody else collects."""
+    (directory / "test_apart.py").write_text(source, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.conftest"]
+    command += ["-c", str(ROOT / "pyproject.toml"), str(directory / "test_apart.py")]
+    environment = {**os.environ, **env}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
-    assert done.returncode == 1
+
+def test_a_run_that_leaves_a_process_behind_fails(tmp_path: Path) -> None:
+    source = "import subprocess\ndef test_leave():\n    global p\n    p = subprocess.Popen(['sleep', '20'])\n"
+    done = run_apart(tmp_path, source)
+
+    assert done.returncode == 1, done.stdout + done.stderr
     assert "PROCESSES LEFT BEHIND" in done.stdout
     pid = int(done.stdout.partition("LEFT BEHIND")[2].partition(": sleep 20")[0].split()[-1])
     os.kill(pid, 9)
     wait_until(lambda: (seen := look_at(pid)) is None or seen.state in "ZX", 5, "the end of what was left behind")
+
+
+def test_proof_runs_what_is_marked_and_prints_the_figures(tmp_path: Path) -> None:
+    source = (
+        "import pytest\nfrom tests.support.proof import size\n"
+        "@pytest.mark.proof\ndef test_only_in_full():\n    pass\n"
+        "def test_both(figures):\n    figures.add('kills', wanted='any', measured=size(3, 200))\n"
+    )
+    short = run_apart(tmp_path, source, RESILIENCE_PROOF="")
+    full = run_apart(tmp_path, source, RESILIENCE_PROOF="1")
+
+    assert "1 passed, 1 deselected" in short.stdout
+    assert "kills    any     3" in short.stdout
+    assert "2 passed" in full.stdout
+    assert "kills    any     200" in full.stdout
