@@ -121,6 +121,12 @@ class _Verdict(NamedTuple):
     """The exceptions that led to it, outermost first; any of them may carry the wait hint."""
 
 
+class _Search(NamedTuple):
+    context: FailureContext
+    seen: set[int]
+    """Ids of the exceptions judged so far; they live as long as the outermost one."""
+
+
 class Classifier:
     """Puts exceptions into failure classes; immutable, cheap to share between threads."""
 
@@ -150,7 +156,7 @@ class Classifier:
     ) -> Failure:
         """Say what the exception means. `now` is in seconds since the epoch, for hints that are dates. Never raises."""
         try:
-            verdict = self._judge(exc, context or _NO_CONTEXT, ())
+            verdict = self._judge(exc, _Search(context or _NO_CONTEXT, set()), ())
             if verdict.failure_class is FailureClass.NOT_A_FAILURE:
                 return NOT_A_FAILURE
             hint = _hint(verdict, SYSTEM_CLOCK.time() if now is None else now)
@@ -166,46 +172,21 @@ class Classifier:
             message=look.text(exc),
         )
 
-    def _judge(self, exc: BaseException, context: FailureContext, outer: tuple[BaseException, ...]) -> _Verdict:
+    def _judge(self, exc: BaseException, search: _Search, outer: tuple[BaseException, ...]) -> _Verdict:
+        search.seen.add(id(exc))
         trail = (*outer, exc)
         plan = plan_for(type(exc))
         if plan.is_control_flow:
             return _Verdict(FailureClass.NOT_A_FAILURE, "control flow", trail)
-        said = self._said(exc, context)
+        said = self._said(exc, search.context)
         if said is not None:
             return _Verdict(*said, trail)
         return (
-            self._known(plan.steps, exc, context, trail)
-            or self._by_context(exc, context, trail)
-            or self._known(plan.last_steps, exc, context, trail)
+            self._known(plan.steps, search, trail)
+            or self._by_context(search, trail)
+            or self._known(plan.last_steps, search, trail)
             or _Verdict(FailureClass.UNKNOWN, "nobody knows this type", trail)
         )
-
-    def _known(
-        self, steps: tuple[Step, ...], exc: BaseException, context: FailureContext, trail: tuple[BaseException, ...]
-    ) -> _Verdict | None:
-        """Give the first opinion of the library knowledge that leads to a class."""
-        for answer, reason in answers(steps, exc):
-            if isinstance(answer, FailureClass):
-                return _Verdict(answer, reason + _status_words(exc), trail)
-            inner = self._look_inside(answer, context, trail)
-            if inner is not None:
-                return inner._replace(reason=f"{reason}, inside it {inner.reason}")
-        return None
-
-    def _by_context(
-        self, exc: BaseException, context: FailureContext, trail: tuple[BaseException, ...]
-    ) -> _Verdict | None:
-        """Give what was being handled when it was raised, if that heals.
-
-        It may have nothing to do with it (a KeyError of a cache miss), so it can only speak for another attempt.
-        """
-        if look.peek(exc, "__suppress_context__") is True:
-            return None
-        inner = self._look_inside(look.a(BaseException, look.peek(exc, "__context__")), context, trail)
-        if inner is None or inner.failure_class not in _HEALING:
-            return None
-        return inner._replace(reason=f"its context, inside it {inner.reason}")
 
     def _said(self, exc: BaseException, context: FailureContext) -> tuple[FailureClass, str] | None:
         """Give what the exception itself or a user's rule says."""
@@ -219,22 +200,41 @@ class Classifier:
                     return ruled, words
         return None
 
-    def _look_inside(
-        self, answer: Answer, context: FailureContext, trail: tuple[BaseException, ...]
-    ) -> _Verdict | None:
-        """Classify what is inside; None where that tells nothing. A cycle ends at what was seen already."""
+    def _known(self, steps: tuple[Step, ...], search: _Search, trail: tuple[BaseException, ...]) -> _Verdict | None:
+        """Give the first opinion of the library knowledge that leads to a class."""
+        exc = trail[-1]
+        for answer, reason in answers(steps, exc):
+            if isinstance(answer, FailureClass):
+                return _Verdict(answer, reason + _status_words(exc), trail)
+            inner = self._look_inside(answer, search, trail)
+            if inner is not None:
+                return inner._replace(reason=f"{reason}, inside it {inner.reason}")
+        return None
+
+    def _by_context(self, search: _Search, trail: tuple[BaseException, ...]) -> _Verdict | None:
+        """Give what was being handled when it was raised, if that heals.
+
+        It may have nothing to do with it (a KeyError of a cache miss), so it can only speak for another attempt.
+        """
+        if look.peek(trail[-1], "__suppress_context__") is True:
+            return None
+        inner = self._look_inside(look.a(BaseException, look.peek(trail[-1], "__context__")), search, trail)
+        if inner is None or inner.failure_class not in _HEALING:
+            return None
+        return inner._replace(reason=f"its context, inside it {inner.reason}")
+
+    def _look_inside(self, answer: Answer, search: _Search, trail: tuple[BaseException, ...]) -> _Verdict | None:
+        """Classify what is inside; None where that tells nothing. Each exception is judged once, so cycles end."""
         members = answer if isinstance(answer, tuple) else (answer,)
         found = [
-            self._judge(member, context, trail)
+            self._judge(member, search, trail)
             for member in members
-            if isinstance(member, BaseException) and len(trail) < _MAX_DEPTH and not any(member is one for one in trail)
+            if isinstance(member, BaseException) and len(trail) < _MAX_DEPTH and id(member) not in search.seen
         ]
         known = [one for one in found if one.failure_class in _LEAST_CURABLE_FIRST]
         if not known:
-            is_group_of_control_flow = (
-                isinstance(answer, tuple) and found and not any(_is_unknown(one) for one in found)
-            )
-            return found[0] if is_group_of_control_flow else None
+            is_control_flow = isinstance(answer, tuple) and found and not any(_is_unknown(one) for one in found)
+            return found[0] if is_control_flow else None
         worst = min(known, key=lambda one: _LEAST_CURABLE_FIRST.index(one.failure_class))
         return worst._replace(told_by=tuple(one for verdict in known for one in verdict.told_by))
 
@@ -301,7 +301,7 @@ def _checked_rules(field: str, rules: object) -> tuple[Rule, ...]:
         field,
         rules,
         "is no rule",
-        "Give a function of (exception, context), a sequence of them, or a mapping of exception types to failure classes.",
+        "Give a function of (exception, context), a sequence of them, or a mapping of exception types to classes.",
     )
 
 

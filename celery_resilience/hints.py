@@ -37,16 +37,23 @@ _MAX_BODY = 20_000
 
 
 def wait_hint(exc: BaseException, now: float, *, rate_limited: bool = False) -> float | None:
-    """Give the seconds to wait from `now`; 0 for a moment in the past; None where nothing was said.
+    """Give the seconds to wait from `now`; 0 for a moment in the past; None where nothing was said. Never raises.
 
     Headers that only tell when a limit starts anew count if the failure is one of that limit: others carry them too.
     """
-    for attribute in (*_ATTRIBUTES, *_LIMIT_ATTRIBUTES) if rate_limited else _ATTRIBUTES:
-        found = seconds(look.peek(exc, attribute), now)
+    for read in (_from_attributes, _from_headers, _from_metadata, _from_body, _from_text_of_cosmos):
+        try:
+            found = read(exc, now, rate_limited)
+        except BaseException:  # what a library keeps in an exception may be as hostile as the exception itself
+            continue
         if found is not None:
             return found
-    for read in (_from_headers, _from_metadata, _from_body, _from_text_of_cosmos):
-        found = read(exc, now, rate_limited)
+    return None
+
+
+def _from_attributes(exc: BaseException, now: float, rate_limited: bool) -> float | None:
+    for attribute in (*_ATTRIBUTES, *_LIMIT_ATTRIBUTES) if rate_limited else _ATTRIBUTES:
+        found = seconds(look.peek(exc, attribute), now)
         if found is not None:
             return found
     return None
@@ -88,7 +95,7 @@ def seconds(value: object, now: float, *, may_be_epoch: bool = False) -> float |
             return _count(float(value), now, may_be_epoch)  # type: ignore[arg-type]  # a number it is
         said = look.word(value)
         return None if said is None else _from_text(said.strip(), now, may_be_epoch)
-    except (ValueError, TypeError, OverflowError, IndexError):
+    except Exception:  # dates raise many kinds of errors
         return None
 
 
@@ -124,11 +131,15 @@ def _from_metadata(exc: BaseException, now: float, rate_limited: bool) -> float 
     """Read gRPC's trailing metadata, of the call itself or of the call a Google client wraps."""
     for call in (exc, look.peek(exc, "response")):
         metadata = look.call(call, "trailing_metadata")
-        if not metadata:
+        if metadata is None:
             continue
         pairs = look.pairs(metadata)
-        found = header_hint({name: value for name, value in pairs if type(value) is str}, now, rate_limited=rate_limited)
-        packed = (retry_info_seconds(value) for name, value in pairs if name == _STATUS_DETAILS and type(value) is bytes)
+        found = header_hint(
+            {name: value for name, value in pairs if type(value) is str}, now, rate_limited=rate_limited
+        )
+        packed = (
+            retry_info_seconds(value) for name, value in pairs if name == _STATUS_DETAILS and type(value) is bytes
+        )
         return found if found is not None else next((value for value in packed if value is not None), None)
     return None
 

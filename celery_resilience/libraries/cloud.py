@@ -44,9 +44,10 @@ _AWS_CODES = words(
         TRANSIENT: "RequestTimeout RequestTimeoutException InternalError InternalFailure InternalServerError"
         " InternalServerException InternalServiceError InternalServiceException ServiceUnavailable ServiceException"
         " ServiceUnavailableException Unavailable PriorRequestNotComplete TransactionInProgressException"
-        " TransactionConflictException OperationAborted ConflictException ResourceInUseException ResourceConflictException"
+        " TransactionConflictException OperationAborted ConflictException ResourceInUseException"
+        " ResourceConflictException"
         " ConcurrentModificationException ModelTimeoutException ModelNotReadyException IDPCommunicationError"
-        " ServerError Busy ReplicatedWriteConflictException XMinioServerNotInitialized",
+        " ServerError Busy BadDigest ReplicatedWriteConflictException XMinioServerNotInitialized",
         AUTHENTICATION: "ExpiredToken ExpiredTokenException TokenRefreshRequired AccessDenied AccessDeniedException"
         " InvalidClientTokenId UnrecognizedClientException SignatureDoesNotMatch InvalidSignatureException"
         " InvalidAccessKeyId AuthFailure MissingAuthenticationToken MissingAuthenticationTokenException"
@@ -56,7 +57,7 @@ _AWS_CODES = words(
         VALIDATION: "ValidationException ValidationError InvalidParameterValue InvalidParameterException InvalidRequest"
         " InvalidArgument InvalidParameterCombination MalformedXML MalformedQueryString MissingParameter EntityTooLarge"
         " EntityTooSmall SerializationException InvalidParameterValueException InvalidRequestException MessageTooLong"
-        " BatchRequestTooLong BadRequestException KeyTooLongError InvalidBucketName InvalidDigest BadDigest InvalidRange",
+        " BatchRequestTooLong BadRequestException KeyTooLongError InvalidBucketName InvalidDigest InvalidRange",
         PERMANENT: "ConditionalCheckFailedException PreconditionFailed ServiceQuotaExceededException MethodNotAllowed"
         " BucketAlreadyExists BucketAlreadyOwnedByYou BucketNotEmpty IdempotentParameterMismatch InvalidObjectState"
         " ItemCollectionSizeLimitExceededException NotImplemented MessageRejected DryRunOperation",
@@ -179,6 +180,13 @@ _GOOGLE_AUTH: Rows = {
     "GoogleAuthError": (when("retryable", True, TRANSIENT), AUTHENTICATION),
 }
 
+_AZURE_CODES = words(
+    {
+        RATE_LIMITED: "ServerBusy TooManyRequests",
+        TRANSIENT: "OperationTimedOut InternalError",
+        AUTHENTICATION: "AuthenticationFailed AuthorizationFailure AuthorizationPermissionMismatch",
+    }
+)
 _AZURE: Rows = {
     "ClientAuthenticationError": AUTHENTICATION,
     **same_for("ResourceNotFoundError ResourceExistsError ResourceModifiedError ResourceNotModifiedError", PERMANENT),
@@ -189,8 +197,7 @@ _AZURE: Rows = {
     "DeserializationError": STRUCTURAL,
     **same_for("ServiceRequestError ServiceResponseError", NETWORK),
     "HttpResponseError": (
-        by_word({"ServerBusy": RATE_LIMITED, "TooManyRequests": RATE_LIMITED, "OperationTimedOut": TRANSIENT,
-                 "AuthenticationFailed": AUTHENTICATION, "AuthorizationFailure": AUTHENTICATION}, "error_code", "error.code"),
+        by_word(_AZURE_CODES, "error_code", "error.code"),
         by_status,
         TRANSIENT,
     ),

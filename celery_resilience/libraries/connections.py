@@ -42,7 +42,9 @@ _DNS: Rows = {
     "NoResolverConfiguration": SYSTEM,
     **same_for("PeerError BadSignature BadTime UnknownTSIGKey DeniedByPolicy", AUTHENTICATION),
     **same_for("ValidationFailure UnsupportedAlgorithm", PERMANENT),
-    **same_for("SyntaxError LabelTooLong EmptyLabel NameTooLong BadEscape IDNAException TooBig BadLabelType", VALIDATION),
+    **same_for(
+        "SyntaxError LabelTooLong EmptyLabel NameTooLong BadEscape IDNAException TooBig BadLabelType", VALIDATION
+    ),
     "FormError": STRUCTURAL,
     "DNSException": NETWORK,
 }

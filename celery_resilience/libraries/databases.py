@@ -151,7 +151,7 @@ _DJANGO: Rows = {
 
 DATABASES: Tables = {
     "psycopg": {**_POSTGRES, **_BY_POSTGRES_NAME},
-    "psycopg_pool": {"PoolTimeout": SYSTEM, "TooManyRequests": SYSTEM, "PoolClosed": SYSTEM, "OperationalError": SYSTEM},
+    "psycopg_pool": same_for("PoolTimeout TooManyRequests PoolClosed OperationalError", SYSTEM),
     "psycopg2": {**_POSTGRES, **_BY_POSTGRES_NAME, "QueryCanceledError": TRANSIENT, "PoolError": SYSTEM},
     "asyncpg": _ASYNCPG,
     "pymysql": _MYSQL,
@@ -175,4 +175,4 @@ DATABASES: Tables = {
         "MigrationSchemaMissing": STRUCTURAL,
     },
     "peewee": _DJANGO,
-}  # fmt: skip
+}

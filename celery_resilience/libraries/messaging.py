@@ -65,7 +65,9 @@ _PIKA: Rows = {
     **same_for("AuthenticationError ProbableAuthenticationError ProbableAccessDeniedError", AUTHENTICATION),
     **same_for("ConnectionBlockedTimeout NoFreeChannels", SYSTEM),
     **same_for("IncompatibleProtocolError ProtocolSyntaxError", STRUCTURAL),
-    **same_for("UnroutableError DuplicateConsumerTag MethodNotImplemented InvalidChannelNumber ReentrancyError", PERMANENT),
+    **same_for(
+        "UnroutableError DuplicateConsumerTag MethodNotImplemented InvalidChannelNumber ReentrancyError", PERMANENT
+    ),
     **same_for("NackError ConsumerCancelled ChannelWrongStateError", TRANSIENT),
     "ShortStringTooLong": VALIDATION,
     "ChannelClosedByClient": TRANSIENT,
@@ -83,14 +85,18 @@ _KAFKA_CODES = numbers(
         RATE_LIMITED: (89,),
         AUTHENTICATION: (29, 30, 31, 33, 34, 53, 54, 58, 61, 62, 63, 64, 65, 66, 93, -169),
         TRANSIENT: (
-            3, 5, 6, 7, 8, 9, 14, 15, 16, 19, 20, 22, 25, 27, 41, 51, 56, 60, 70, 71, 72, 74, 75, 77, 78, 79, 80, 83, 88, 100,
-            103, 110, 113, 120, 122, 123, 129, -185, -192, -153, -166, -180, -164, -163, -178, -177, -147, -142, -172, -196, -1,
+            3, 5, 6, 7, 8, 9, 14, 15, 16, 19, 20, 22, 25, 27, 41, 51, 56, 60, 70, 71, 72, 74, 75, 77, 78, 79, 80, 83,
+            88, 100,
+            103, 110, 113, 120, 122, 123, 129, -185, -192, -153, -166, -180, -164, -163, -178, -177, -147, -142,
+            -172, -196, -1,
         ),
         SYSTEM: (-194, -184, -189, -197, 81, 133),
-        VALIDATION: (2, 4, 10, 12, 17, 18, 21, 24, 26, 28, 32, 37, 38, 39, 40, 42, 87, 118, 128, -186, -199, -198, -162, -161,
+        VALIDATION: (2, 4, 10, 12, 17, 18, 21, 24, 26, 28, 32, 37, 38, 39, 40, 42, 87, 118, 128, -186, -199, -198,
+                     -162, -161,
                      -154, -138),
         STRUCTURAL: (23, 35, 43, 76, 112, 130, -165, -170, -160, -159, -171),
-        PERMANENT: (1, 36, 44, 45, 46, 47, 48, 49, 50, 52, 57, 59, 68, 69, 73, 82, 90, 91, 92, -188, -190, -144, -150, -168,
+        PERMANENT: (1, 36, 44, 45, 46, 47, 48, 49, 50, 52, 57, 59, 68, 69, 73, 82, 90, 91, 92, -188, -190, -144,
+                    -150, -168,
                     -140, -139),
     }
 )  # fmt: skip
@@ -142,8 +148,8 @@ def _unpickled(exc: BaseException) -> Answer:
     if not module or not name or not name.isidentifier():
         return None
     said = look.peek(exc, "exc_args")
-    stand_in = type(name, (Exception,), {"__module__": module})
-    return stand_in(*(said if issubclass(type(said), (list, tuple)) else ()))  # type: ignore[misc]
+    stand_in: type[Exception] = type(name, (Exception,), {"__module__": module})
+    return stand_in(*(look.a(tuple, said) or look.a(list, said) or ()))
 
 
 _CELERY: Rows = {
@@ -174,7 +180,12 @@ MESSAGING: Tables = {
     "kombu": _KOMBU,
     "amqp": _AMQP,
     "pika": _PIKA,
-    "aiormq": {**_AMQP, "AMQPConnectionError": NETWORK, "ChannelInvalidStateError": TRANSIENT, "DeliveryError": TRANSIENT},
+    "aiormq": {
+        **_AMQP,
+        "AMQPConnectionError": NETWORK,
+        "ChannelInvalidStateError": TRANSIENT,
+        "DeliveryError": TRANSIENT,
+    },
     "kafka": _KAFKA,
     "aiokafka": _KAFKA,
     "cimpl": {"KafkaException": (_confluent, TRANSIENT)},
@@ -186,7 +197,12 @@ MESSAGING: Tables = {
     },
     "celery": _CELERY,
     "billiard": _TIME_LIMITS,
-    "gevent": {"Timeout": TRANSIENT, "LoopExit": SYSTEM, "HubDestroyed": NOT_A_FAILURE, "BlockingSwitchOutError": PERMANENT},
+    "gevent": {
+        "Timeout": TRANSIENT,
+        "LoopExit": SYSTEM,
+        "HubDestroyed": NOT_A_FAILURE,
+        "BlockingSwitchOutError": PERMANENT,
+    },
     "greenlet": {"GreenletExit": NOT_A_FAILURE},
     "eventlet": {"Timeout": TRANSIENT},
     "nats": {"TimeoutError": NETWORK, "NoServersError": NETWORK, "AuthorizationError": AUTHENTICATION},

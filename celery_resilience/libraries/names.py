@@ -16,23 +16,23 @@ from celery_resilience.libraries.verdict import (
     FailureClass,
 )
 
-_NAMES: tuple[tuple[re.Pattern[str], FailureClass], ...] = tuple(
-    (re.compile(pattern), answer)
-    for pattern, answer in (
-        (r"Rate_?Limit|TooManyRequest|Throttl|FloodWait|SlowDown|QuotaExceeded|RetryAfter", RATE_LIMITED),
-        (r"Auth(?!or(?!i))|Unauthori[sz]ed|Forbidden|Permission|Credential|(Invalid|Expired)_?(Token|Api_?Key)|AccessDenied"
-         r"|Login", AUTHENTICATION),
-        (r"OutOfMemory|DiskFull|Pool(Timeout|Exhausted|Limit)|ResourceExhausted|WorkerLost", SYSTEM),
-        (r"ConnectTimeout|ReadTimeout|WriteTimeout|Connection|Disconnect|Network|Socket|Unreachable|BrokenPipe|Dns|DNS"
-         r"|Transport", NETWORK),
-        (r"Timed?_?[Oo]ut|Deadline|Unavailable|TryAgain|Temporar|Transient|Retry|InternalServer|ServerError|Overload"
-         r"|Deadlock|Lock(ed)?(Error|Timeout)?$|Conflict|Interrupted|Busy", TRANSIENT),
-        (r"Pars(e|ing)|Decod|Syntax|Schema|UnexpectedResponse|Deseriali[sz]", STRUCTURAL),
-        (r"Valid|BadRequest|Malformed|BadInput|TooLarge|TooLong|Unprocessable|Argument|Encod", VALIDATION),
-        (r"NotFound|NoSuch|DoesNotExist|Exists|NotSupported|Unsupported|NotImplemented|Gone|Config|NotAllowed|Duplicate"
-         r"|Integrity|Missing|Programming", PERMANENT),
-    )
-)  # fmt: skip
+_WORDS: tuple[tuple[FailureClass, str], ...] = (
+    (RATE_LIMITED, r"Rate_?Limit TooManyRequest Throttl FloodWait SlowDown QuotaExceeded RetryAfter"),
+    (AUTHENTICATION, r"Auth(?!or(?!i)) Unauthori[sz]ed Forbidden Permission Credential AccessDenied Login"),
+    (AUTHENTICATION, r"(Invalid|Expired)_?(Token|Api_?Key)"),
+    (SYSTEM, r"OutOfMemory DiskFull Pool(Timeout|Exhausted|Limit) ResourceExhausted WorkerLost"),
+    (
+        NETWORK,
+        r"(Connect|Read|Write)Timeout Connection Disconnect Network Socket Unreachable BrokenPipe D(ns|NS) Transport",
+    ),
+    (TRANSIENT, r"Timed?_?[Oo]ut Deadline Unavailable TryAgain Temporar Transient Retry InternalServer ServerError"),
+    (TRANSIENT, r"Overload Deadlock Lock(ed)?(Error|Timeout)?$ Conflict Interrupted Busy"),
+    (STRUCTURAL, r"Pars(e|ing) Decod Syntax Schema UnexpectedResponse Deseriali[sz]"),
+    (VALIDATION, r"Valid BadRequest Malformed BadInput TooLarge TooLong Unprocessable Argument Encod"),
+    (PERMANENT, r"NotFound NoSuch DoesNotExist Exists NotSupported Unsupported NotImplemented Gone Config NotAllowed"),
+    (PERMANENT, r"Duplicate Integrity Missing Programming"),
+)
+_NAMES = tuple((re.compile("|".join(words.split())), answer) for answer, words in _WORDS)
 
 
 def class_of_name(name: str) -> FailureClass | None:

@@ -21,7 +21,9 @@ _PYDANTIC: Rows = {
 }
 
 _LXML: Rows = {
-    **same_for("XPathError XPathSyntaxError XSLTParseError XMLSchemaParseError DTDParseError RelaxNGParseError", PERMANENT),
+    **same_for(
+        "XPathError XPathSyntaxError XSLTParseError XMLSchemaParseError DTDParseError RelaxNGParseError", PERMANENT
+    ),
     **same_for("SchematronParseError SerialisationError C14NError LxmlRegistryError", PERMANENT),
     **same_for("DocumentInvalid DTDValidateError RelaxNGValidateError XMLSchemaValidateError", VALIDATION),
     "SchematronValidateError": VALIDATION,
@@ -32,7 +34,9 @@ _OAUTH: Rows = {
     **same_for("ServerError TemporarilyUnavailableError", TRANSIENT),
     "SlowDownError": RATE_LIMITED,
     "AuthorizationPendingError": TRANSIENT,
-    **same_for("InvalidRequestError InvalidRequestFatalError InsecureTransportError UnsupportedGrantTypeError", VALIDATION),
+    **same_for(
+        "InvalidRequestError InvalidRequestFatalError InsecureTransportError UnsupportedGrantTypeError", VALIDATION
+    ),
     **same_for("OAuth1Error OAuth2Error OAuthError JoseError", AUTHENTICATION),
 }
 
@@ -56,7 +60,11 @@ PARSING: Tables = {
     "lxml": _LXML,
     "simplejson": {"JSONDecodeError": STRUCTURAL},
     "orjson": {"JSONDecodeError": STRUCTURAL, "JSONEncodeError": VALIDATION},
-    "msgpack": {"UnpackException": STRUCTURAL, "PackException": VALIDATION, **same_for("ExtraData FormatError", STRUCTURAL)},
+    "msgpack": {
+        "UnpackException": STRUCTURAL,
+        "PackException": VALIDATION,
+        **same_for("ExtraData FormatError", STRUCTURAL),
+    },
     "yaml": {"ConstructorError": VALIDATION, "RepresenterError": VALIDATION, "YAMLError": STRUCTURAL},
     "toml": {"TomlDecodeError": STRUCTURAL},
     "tomllib": {"TOMLDecodeError": STRUCTURAL},

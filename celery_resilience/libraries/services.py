@@ -104,16 +104,20 @@ _TWILIO = by_number(
 _SLACK_WORDS = words(
     {
         RATE_LIMITED: "ratelimited rate_limited message_limit_exceeded",
-        AUTHENTICATION: "invalid_auth not_authed account_inactive token_revoked token_expired no_permission missing_scope"
-        " org_login_required ekm_access_denied access_denied not_allowed_token_type team_access_not_granted restricted_action"
+        AUTHENTICATION: "invalid_auth not_authed account_inactive token_revoked token_expired no_permission"
+        " missing_scope"
+        " org_login_required ekm_access_denied access_denied not_allowed_token_type team_access_not_granted"
+        " restricted_action"
         " two_factor_setup_required invalid_refresh_token bad_client_secret invalid_client_id user_is_restricted"
         " restricted_action_read_only_channel restricted_action_thread_only_channel",
-        TRANSIENT: "internal_error fatal_error service_unavailable request_timeout accesslimited team_added_to_org timeout"
+        TRANSIENT: "internal_error fatal_error service_unavailable request_timeout accesslimited team_added_to_org"
+        " timeout"
         " external_channel_migrating posting_to_channel_in_progress",
         VALIDATION: "invalid_arguments invalid_arg_name invalid_array_arg invalid_charset invalid_form_data no_text"
         " invalid_post_type missing_post_type msg_too_long too_many_attachments invalid_blocks invalid_blocks_format"
         " missing_argument invalid_json json_not_object invalid_cursor invalid_limit attachment_payload_limit_exceeded"
-        " invalid_metadata_format invalid_attachments markdown_text_conflict metadata_too_large no_dual_broadcast_content_update",
+        " invalid_metadata_format invalid_attachments markdown_text_conflict metadata_too_large"
+        " no_dual_broadcast_content_update",
         STRUCTURAL: "unknown_method method_deprecated deprecated_endpoint method_not_supported_for_channel_type",
         PERMANENT: "channel_not_found user_not_found is_archived not_in_channel already_in_channel users_not_found"
         " message_not_found thread_not_found file_not_found cant_update_message edit_window_closed already_reacted",

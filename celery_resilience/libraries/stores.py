@@ -21,15 +21,23 @@ from celery_resilience.libraries.verdict import (
 )
 
 _REDIS_TEXT = by_text(
-    (r"NOAUTH|WRONGPASS|NOPERM|invalid (username-)?password|Authentication required|without any password", AUTHENTICATION),
+    (
+        r"NOAUTH|WRONGPASS|NOPERM|invalid (username-)?password|Authentication required|without any password",
+        AUTHENTICATION,
+    ),
     (r"max number of clients|Too many connections|OOM|MISCONF|No connection available", SYSTEM),
-    (r"READONLY|LOADING|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|^BUSY |^MOVED |^ASK |NOREPLICAS|UNBLOCKED|-?FAILOVER", TRANSIENT),
+    (
+        r"READONLY|LOADING|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|^BUSY |^MOVED |^ASK |NOREPLICAS|UNBLOCKED|-?FAILOVER",
+        TRANSIENT,
+    ),
     (r"not an integer|not a valid float|out of range|overflow|invalid expire", VALIDATION),
 )
 
 _REDIS: Rows = {
     **same_for("AuthenticationError AuthorizationError NoPermissionError ExternalAuthProviderError", AUTHENTICATION),
-    **same_for("AuthenticationWrongNumberOfArgsError RequestTokenErr TokenRenewalErr InvalidTokenSchemaErr", AUTHENTICATION),
+    **same_for(
+        "AuthenticationWrongNumberOfArgsError RequestTokenErr TokenRenewalErr InvalidTokenSchemaErr", AUTHENTICATION
+    ),
     **same_for("MaxConnectionsError OutOfMemoryError", SYSTEM),
     **same_for("BusyLoadingError ReadOnlyError WatchError ClusterDownError MasterDownError TryAgainError", TRANSIENT),
     **same_for("AskError MovedError ClusterError TemporaryUnavailableException NoScriptError", TRANSIENT),
@@ -51,19 +59,22 @@ _MONGO_CODES = numbers(
     {
         NETWORK: (6, 7, 89, 9001, 109, 384),
         TRANSIENT: (
-            24, 43, 46, 50, 63, 64, 79, 100, 112, 117, 133, 134, 150, 175, 187, 189, 202, 222, 225, 226, 234, 237, 246, 251,
+            24, 43, 46, 50, 63, 64, 79, 100, 112, 117, 133, 134, 150, 175, 187, 189, 202, 222, 225, 226, 234, 237,
+            246, 251,
             262, 267, 290, 317, 358, 391, 412, 448, 461, 10107, 11602, 13388, 13435, 13436, 50915, 10058, 11601,
         ),
         SYSTEM: (39, 91, 96, 125, 146, 291, 11600, 14031, 28651),
         RATE_LIMITED: (16500, 462),  # 16500: the MongoDB API of Azure Cosmos
         AUTHENTICATION: (11, 13, 18, 31, 33, 334, 335, 390, 8000, 211, 15, 61000),
-        VALIDATION: (2, 4, 5, 9, 14, 16, 17, 20, 22, 34, 45, 52, 53, 54, 55, 56, 57, 58, 66, 72, 73, 121, 168, 224, 10334,
+        VALIDATION: (2, 4, 5, 9, 14, 16, 17, 20, 22, 34, 45, 52, 53, 54, 55, 56, 57, 58, 66, 72, 73, 121, 168, 224,
+                     10334,
                      16410, 17280, 17419, 17420, 40353),
         STRUCTURAL: (26, 27, 28, 59, 115, 40324, 40352, 85, 86),
         PERMANENT: (11000, 11001, 12582, 48, 51, 10003, 67, 68, 80, 263, 303),
     }
 )  # fmt: skip
 _MONGO_HEALING_LABELS = {"TransientTransactionError", "RetryableWriteError", "RetryableError", "SystemOverloadedError"}
+_HEALING = (RATE_LIMITED, SYSTEM, NETWORK, TRANSIENT)
 _MONGO_BUSY_LABEL = "SystemOverloadedError"
 
 
@@ -95,9 +106,9 @@ def _elastic_bulk(exc: BaseException) -> Answer:
 
 
 def _worst(found: list[FailureClass | None]) -> FailureClass | None:
-    healing = (RATE_LIMITED, SYSTEM, NETWORK, TRANSIENT)
-    lasting = [answer for answer in found if answer is not None and answer not in healing]
-    return (lasting or [answer for answer in healing if answer in found] or [None])[0]
+    """Give the first class that does not heal, else the one that needs the longest wait."""
+    lasting = (answer for answer in found if answer is not None and answer not in _HEALING)
+    return next(lasting, None) or next((answer for answer in _HEALING if answer in found), None)
 
 
 _MONGO_CODE = by_number(_MONGO_CODES, "code", "details.code")

@@ -99,11 +99,13 @@ def _import_all(expression: str, names: dict[str, Any]) -> list[str]:
     missing = []
     for dotted in dict.fromkeys(_MODULE.findall(expression)):
         parts = dotted.split(".")
+        if len(parts) == 1:
+            continue  # a word inside a text, or a name that needs no import
         for count in range(1, len(parts) + 1):
             try:
                 module = importlib.import_module(".".join(parts[:count]))
             except Exception:
-                if count == 1 and len(parts) > 1:
+                if count == 1:
                     missing.append(parts[0])
                 break
             if count == 1:
