@@ -16,6 +16,7 @@ class Event(str, Enum):
 
     ATTEMPT_NOT_STORED = "resilience-attempt-not-stored"
     ATTEMPT_SUPERSEDED = "resilience-attempt-superseded"
+    BROKER_LOST = "resilience-broker-lost"
     DUTY_FAILED = "resilience-duty-failed"
     ETA_KEPT = "resilience-eta-kept"
     LEASE_LOST = "resilience-lease-lost"

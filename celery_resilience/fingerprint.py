@@ -9,13 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import deque
 from types import CodeType, TracebackType
 
 from celery_resilience.libraries import look
 
 _FRAMES = 3
-_LOOK_BACK = 64
 _FOREIGN = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _FOREIGN_ROOTS = (os.path.dirname(os.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<frozen ")
 _IDS = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}\b|\b[0-9a-fA-F]{16,}\b|\d+")
@@ -36,26 +34,19 @@ def fingerprint(exc: BaseException) -> str:
 
 def _frames(traceback: TracebackType | None) -> list[str]:
     """Name the innermost frames of user code; those of libraries only where there is no other."""
-    last: deque[tuple[CodeType, object]] = deque(maxlen=_LOOK_BACK)
+    last: dict[CodeType, object] = {}
     while traceback is not None:
         frame = traceback.tb_frame
-        last.append((frame.f_code, frame.f_globals.get("__name__")))
+        last.pop(frame.f_code, None)  # to its innermost place: a recursion counts once, however deep it was
+        last[frame.f_code] = frame.f_globals.get("__name__")
         traceback = traceback.tb_next
-    innermost = list(reversed(last))
+    innermost = list(reversed(last.items()))
     own = [(code, module) for code, module in innermost if _is_user_code(code.co_filename)]
-    return _distinct(own or innermost)
+    return [_name(code, module) for code, module in (own or innermost)[:_FRAMES]]
 
 
-def _distinct(frames: list[tuple[CodeType, object]]) -> list[str]:
-    """Name the first few frames; a recursion counts once, however deep it was."""
-    named: list[str] = []
-    for code, module in frames:
-        name = f"{look.word(module) or os.path.basename(code.co_filename)}:{_qualname(code)}"
-        if name not in named:
-            named.append(name)
-        if len(named) == _FRAMES:
-            break
-    return named
+def _name(code: CodeType, module: object) -> str:
+    return f"{look.word(module) or os.path.basename(code.co_filename)}:{_qualname(code)}"
 
 
 def _qualname(code: CodeType) -> str:

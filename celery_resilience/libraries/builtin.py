@@ -196,7 +196,8 @@ BUILTINS: Rows = {
     **same_for("UnicodeError OverflowError", VALIDATION),
     "ValueError": VALIDATION,
     **same_for("RecursionError NotImplementedError AssertionError ArithmeticError ImportError", PERMANENT),
-    **same_for("AttributeError NameError TypeError LookupError SyntaxError BufferError ReferenceError", PERMANENT),
+    **same_for("AttributeError NameError TypeError LookupError SyntaxError ReferenceError", PERMANENT),
+    "BufferError": (by_text((r"queue full", SYSTEM)), PERMANENT),  # how confluent-kafka says that its buffer is full
     "EOFError": (by_text((r"ran out of input|compressed file ended|marshal|when reading a line", VALIDATION)), NETWORK),
     **same_for("StopIteration StopAsyncIteration SystemError Warning", PERMANENT),
 }

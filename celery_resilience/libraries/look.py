@@ -72,8 +72,9 @@ def number(value: object) -> int | None:
 
 def word(value: object) -> str | None:
     """Give text that is really text (bytes are decoded, an Enum of str gives its value), else None."""
-    if issubclass(type(value), bytes):
-        return bytes.__getitem__(value, slice(TEXT_LIMIT)).decode("utf-8", "replace")  # type: ignore[arg-type]  # bytes
+    raw = a(bytes, value)
+    if raw is not None:
+        return bytes.__getitem__(raw, slice(TEXT_LIMIT)).decode("utf-8", "replace")
     found = a(str, value)
     return None if found is None else str.__str__(found)[:TEXT_LIMIT]
 

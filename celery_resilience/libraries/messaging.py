@@ -167,8 +167,8 @@ _CELERY: Rows = {
 }
 
 _TIME_LIMITS: Rows = {
-    **same_for("SoftTimeLimitExceeded TimeLimitExceeded", TRANSIENT),
-    **same_for("WorkerLostError RestartFreqExceeded CoroStop WorkersJoined", SYSTEM),
+    "SoftTimeLimitExceeded": TRANSIENT,
+    **same_for("TimeLimitExceeded WorkerLostError RestartFreqExceeded CoroStop WorkersJoined", SYSTEM),
     "Terminated": NOT_A_FAILURE,  # an operator revoked the task with terminate=True
     "MaybeEncodingError": PERMANENT,
     "TimeoutError": TRANSIENT,

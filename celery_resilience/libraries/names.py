@@ -28,7 +28,7 @@ _WORDS: tuple[tuple[FailureClass, str], ...] = (
     (TRANSIENT, r"Timed?_?[Oo]ut Deadline Unavailable TryAgain Temporar Transient Retry InternalServer ServerError"),
     (TRANSIENT, r"Overload Deadlock Lock(ed)?(Error|Timeout)?$ Conflict Interrupted Busy"),
     (STRUCTURAL, r"Pars(e|ing) Decod Syntax Schema UnexpectedResponse Deseriali[sz]"),
-    (VALIDATION, r"Valid BadRequest Malformed BadInput TooLarge TooLong Unprocessable Argument Encod"),
+    (VALIDATION, r"[Vv]alid BadRequest Malformed BadInput TooLarge TooLong Unprocessable Argument Encod"),
     (PERMANENT, r"NotFound NoSuch DoesNotExist Exists NotSupported Unsupported NotImplemented Gone Config NotAllowed"),
     (PERMANENT, r"Duplicate Integrity Missing Programming"),
 )

@@ -117,6 +117,7 @@ _MONGO: Rows = {
     **same_for("WTimeoutError ExecutionTimeout CursorNotFound", TRANSIENT),
     "BulkWriteError": (_mongo_labels, _mongo_bulk, PERMANENT),
     "ClientBulkWriteException": (_mongo_labels, inside("error"), PERMANENT),
+    "WriteConcernError": (_mongo_labels, _MONGO_CODE, TRANSIENT),
     "OperationFailure": (_mongo_labels, _MONGO_CODE, PERMANENT),
     "WaitQueueTimeoutError": SYSTEM,  # our own pool
     "NotPrimaryError": TRANSIENT,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -41,31 +42,24 @@ class HeldTag(str):
     lease: Lease
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """What a holding needs of the broker; `hold` fills it from kombu, tests with less."""
+    """What a holding needs of the broker; `hold` fills it from kombu."""
 
-    def __init__(
-        self, client: Any, index_key: str, drop: Callable[[str], None], restore: Callable[[str], None]
-    ) -> None:
-        self._client = client
-        self._index_key = index_key
-        self.drop = drop
-        self.restore = restore
+    client: Any
+    index_key: str
+    forget: Callable[[str], None]
+    restore: Callable[[str], None]
 
     def renew(self, tags: Sequence[str]) -> set[str]:
         """Renew the leases of these tags by Redis's clock; gives those that are no longer there."""
-        gone = self._client.eval(lua.source("lease_renew"), 1, self._index_key, *tags)
+        gone = self.client.eval(lua.source("lease_renew"), 1, self.index_key, *tags)
         return {_text(tag) for tag in gone}
 
     def orphans(self, timeout: float) -> list[str]:
         """List tags that nobody renewed for a whole timeout, by Redis's clock."""
-        return [
-            _text(tag) for tag in self._client.eval(lua.source("lease_orphans"), 1, self._index_key, timeout, BATCH)
-        ]
-
-    def close(self) -> None:
-        """Close the connection that renews."""
-        self._client.close()
+        tags = self.client.eval(lua.source("lease_orphans"), 1, self.index_key, timeout, BATCH)
+        return [_text(tag) for tag in tags]
 
 
 class Holding:
@@ -106,6 +100,10 @@ class Holding:
         with self._lock:
             return tag in self._held
 
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._held)
+
     def renew(self) -> None:
         """Renew every lease that has not lapsed, and let go of those that have; raises what the client raises."""
         started = self._clock.monotonic()
@@ -131,13 +129,15 @@ class Holding:
             self.broker.restore(tag)
         return len(tags)
 
-    def give_up(self) -> None:
-        """Treat every lease as lost: the channel is closed, and kombu has put its messages back."""
+    def keep_only(self, tags: Collection[str]) -> None:
+        """Treat the leases of all other tags as lost: the channel is closing, and puts those messages back."""
         with self._lock:
-            for lease in self._held.values():
-                lease.lost = True
-            self._held.clear()
-        self.broker.close()
+            for tag in set(self._held) - set(tags):
+                self._held.pop(tag).lost = True
+
+    def close(self) -> None:
+        """Close the connection that renews."""
+        self.broker.client.close()
 
     def _lapsed(self, lease: Lease) -> bool:
         return self._clock.monotonic() - lease.since > self.timeout
@@ -148,44 +148,74 @@ class Holding:
             if self._held.get(tag) is not lease:
                 return  # acked meanwhile, or delivered again
             del self._held[tag]
-        self.broker.drop(tag)
+        self.broker.forget(tag)
         tell(logger, logging.WARNING, Event.LEASE_LOST, delivery_tag=tag)
 
 
-def hold(channel: Any, clock: Clock) -> Holding:
+def hold(channel: Any, clock: Clock, still_running: Callable[[], Collection[str]]) -> Holding:
     """Watch over every message that this channel takes from now on.
 
-    The only user of kombu's private Redis API: `qos.append/ack/reject/restore_by_tag/_quick_ack`, `_get_pool`,
-    `Client`, `global_keyprefix`, `unacked_index_key`, `visibility_timeout`.
+    `still_running` gives the tags of runs that go on when the channel closes, as they do when the connection is lost:
+    their messages are kept and acked by a connection of our own. (kombu would put them back for a second run, and ends
+    the worker when it cannot.) The only user of kombu's private Redis API: `_get_pool`, `Client`, `closed`,
+    `global_keyprefix`, `unacked_index_key`, `visibility_timeout`, and of `qos`: `append`, `ack`, `reject`,
+    `_quick_ack`, `restore_by_tag`, `restore_unacked_once`, `_remove_from_indices`.
     """
     qos, timeout = channel.qos, float(channel.visibility_timeout)
     pool = channel._get_pool()
     pool.connection_kwargs.update(socket_timeout=max(0.2, min(2.0, timeout / 8)), retry=Retry(NoBackoff(), 0))
-    prefixed = channel.Client(connection_pool=pool)
+    own_client = channel.Client(connection_pool=pool)
     broker = Broker(
         client=redis.Redis(connection_pool=pool),
         index_key=f"{channel.global_keyprefix}{channel.unacked_index_key}",
-        drop=qos._quick_ack,  # marks the tag for removal, as kombu allows from other threads; no Redis command
-        restore=lambda tag: qos.restore_by_tag(tag, prefixed),
+        forget=qos._quick_ack,  # marks the tag for removal, as kombu allows from other threads; no Redis command
+        restore=lambda tag: qos.restore_by_tag(tag, own_client),
     )
     holding = Holding(broker, timeout, clock)
-    append, ack, reject = qos.append, qos.ack, qos.reject
+    append, ack, reject, restore_once = qos.append, qos.ack, qos.reject, qos.restore_unacked_once
 
     def append_held(message: Message, delivery_tag: str) -> None:
         append(message, delivery_tag)
         # Only now: a renewal between the two would not find the tag in Redis and take it for lost.
         message.delivery_tag = holding.take(delivery_tag)
 
-    def settle(delivery_tag: str, answer: Callable[[], None]) -> None:
-        if holding.end(delivery_tag):
-            answer()
-        elif not holding.holds(delivery_tag):
-            qos._quick_ack(delivery_tag)
+    def ack_held(delivery_tag: str) -> None:
+        if not holding.end(delivery_tag):
+            _forget_unless_held(holding, delivery_tag)
+        elif channel.closed:
+            _without_raising(lambda: qos._remove_from_indices(delivery_tag, own_client.pipeline()).execute())
+        else:
+            ack(delivery_tag)
 
-    qos.append = append_held
-    qos.ack = lambda delivery_tag: settle(delivery_tag, lambda: ack(delivery_tag))
-    qos.reject = lambda delivery_tag, requeue=False: settle(delivery_tag, lambda: reject(delivery_tag, requeue))
+    def reject_held(delivery_tag: str, requeue: bool = False) -> None:
+        # On a closed channel kombu could not route it: unrenewed, it becomes an orphan that a living one puts back.
+        if not holding.end(delivery_tag) or channel.closed:
+            _forget_unless_held(holding, delivery_tag)
+        else:
+            reject(delivery_tag, requeue)
+
+    def restore_but_running(stderr: Any = None) -> None:
+        running = still_running()
+        for tag in running:
+            qos._quick_ack(str(tag))
+        holding.keep_only(running)
+        _without_raising(lambda: restore_once(stderr))
+
+    qos.append, qos.ack, qos.reject, qos.restore_unacked_once = append_held, ack_held, reject_held, restore_but_running
     return holding
+
+
+def _forget_unless_held(holding: Holding, tag: str) -> None:
+    if not holding.holds(tag):
+        holding.broker.forget(tag)
+
+
+def _without_raising(call: Callable[[], object]) -> None:
+    """Talk to a broker that may be gone: what fails now is made good when the lease runs out."""
+    try:
+        call()
+    except Exception as error:
+        tell(logger, logging.WARNING, Event.BROKER_LOST, error=repr(error))
 
 
 def _text(tag: str | bytes) -> str:

@@ -27,8 +27,9 @@ class Duty:
         self._thread = threading.Thread(target=self._run, name=f"resilience-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread, unless it runs already."""
+        if not self._thread.is_alive():
+            self._thread.start()
 
     def stop(self, wait_seconds: float = 2.0) -> None:
         """Stop the thread and wait for it, but not for long: it holds nothing that must be finished."""

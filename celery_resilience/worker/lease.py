@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery import bootsteps
+from celery.worker import state
 
 from ..runtime import runtime_of
 from ..transport.lease import Holding, hold
@@ -16,7 +17,7 @@ from .duty import Duty
 
 
 class LeaseStep(bootsteps.StartStopStep):
-    """Watches the consumer's channel; a reconnect brings a new channel and so a new watch.
+    """Watches the consumer's channel; a reconnect brings a new channel, beside what still runs from the old one.
 
     It goes on through a warm shutdown, whose last tasks may run for long: only `shutdown` ends it.
     """
@@ -25,16 +26,16 @@ class LeaseStep(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self._holding: Holding | None = None
-        self._duty: Duty | None = None
+        self._holdings: list[Holding] = []
+        self._running: set[str] = set()
+        self._duty = Duty("lease", self._keep)
 
     def start(self, consumer: Any) -> None:
         """Watch the channel that the worker is about to consume from."""
-        self._end()
         if consumer.connection.transport.driver_type != "redis":
             return
-        self._holding = hold(consumer.task_consumer.channel, runtime_of(consumer.app).clock)
-        self._duty = Duty("lease", self._keep)
+        clock = runtime_of(consumer.app).clock
+        self._holdings.append(hold(consumer.task_consumer.channel, clock, tags_still_running))
         self._duty.start()
 
     def stop(self, consumer: Any) -> None:
@@ -42,20 +43,36 @@ class LeaseStep(bootsteps.StartStopStep):
 
     def shutdown(self, consumer: Any) -> None:
         """End with the worker."""
-        self._end()
+        self._duty.stop()
+        for holding in self._holdings:
+            holding.close()
 
     def _keep(self) -> float:
-        holding = self._holding
-        if holding is None:
-            return 1.0
-        holding.renew()
-        holding.restore_orphans()
-        return holding.renewal_seconds
+        *old, current = self._holdings
+        if old:
+            self._keep_old(old)
+        current.renew()
+        current.restore_orphans()
+        return current.renewal_seconds
 
-    def _end(self) -> None:
-        duty, self._duty = self._duty, None
-        holding, self._holding = self._holding, None
-        if duty is not None:
-            duty.stop()
-        if holding is not None:
-            holding.give_up()
+    def _keep_old(self, holdings: list[Holding]) -> None:
+        """Keep what still runs from closed channels; a run that was cancelled never acks, so its lease must end.
+
+        A run that has just ended is not active any more and about to ack: it is missed twice before it is let go.
+        """
+        running = tags_still_running()
+        recently, self._running = running | self._running, running
+        for holding in holdings:
+            holding.keep_only(recently)
+            holding.renew()
+            if not len(holding):
+                self._holdings.remove(holding)
+                holding.close()
+
+
+def tags_still_running() -> set[str]:
+    """Give the tags whose runs go on although their channel closes: none when the worker itself is stopping."""
+    stops: tuple[Any, Any] = (state.should_stop, state.should_terminate)
+    if any(stop is not None and stop is not False for stop in stops):
+        return set()
+    return {str(request.message.delivery_tag) for request in tuple(state.active_requests)}

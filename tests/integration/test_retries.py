@@ -329,6 +329,7 @@ class TestWhatCelerySays:
         listening = threading.Thread(target=_listen, args=(receiver, over))
         listening.start()
         try:
+            wait_until(lambda: events or not stage.send("note"), 10, "the first event")  # the receiver listens
             key, result = stage.script(DOWN, DOWN, ["self.retry", {"countdown": 0.3}], ["sleep", 0.2])
             stage.wait_state(result, "RETRY")
             assert isinstance(result.info, ConnectionError)

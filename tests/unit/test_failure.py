@@ -261,15 +261,16 @@ class Junk:
         raise KeyboardInterrupt
 
 
-class Mocked(Exception):
+class MockedError(Exception):
     def __getattr__(self, name: str) -> Junk:
         return Junk()
 
 
-ATTRIBUTES = (
-    "failure_class status_code status code response headers resp meta retry_after wait seconds exceptions errno details body "
-    "sqlstate pgcode args __cause__ __context__ __traceback__ __class__ __dict__ __str__ __repr__ __module__ trailing_metadata"
-).split()
+ATTRIBUTES = """
+    failure_class status_code status code response headers resp meta retry_after wait seconds exceptions errno details
+    body sqlstate pgcode args trailing_metadata __cause__ __context__ __traceback__ __class__ __dict__ __str__ __repr__
+    __module__
+"""
 LIBRARY_CLASSES = [
     ("requests.exceptions", "HTTPError"),
     ("httpx", "HTTPStatusError"),
@@ -309,7 +310,7 @@ class TestHostileExceptions:
     @given(
         place=st.sampled_from(LIBRARY_CLASSES),
         base=st.sampled_from([Exception, OSError, ValueError, RuntimeError, KeyError]),
-        attributes=st.dictionaries(st.sampled_from(ATTRIBUTES), values, max_size=6),
+        attributes=st.dictionaries(st.sampled_from(ATTRIBUTES.split()), values, max_size=6),
     )
     def test_nothing_an_exception_carries_breaks_classification(
         self, place: tuple[str, str], base: type[Exception], attributes: dict[str, Any]
@@ -327,7 +328,7 @@ class TestHostileExceptions:
         assert len(failure.message) <= 2_000
 
     def test_an_exception_that_answers_everything_with_junk(self) -> None:
-        failure = Classifier.default().classify(Mocked("x"))
+        failure = Classifier.default().classify(MockedError("x"))
 
         assert failure.retry_after is None
         assert failure.failure_class in (FailureClass.UNKNOWN, FailureClass.TRANSIENT)
