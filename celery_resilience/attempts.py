@@ -6,11 +6,13 @@ The numbers grow only in the message that is stored next; a redelivery repeats i
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .failure import Failure
+from .settings import check_call_options
 
 HEADER = "resilience"
 MAX_BYTES = 8192
@@ -37,7 +39,7 @@ class Attempts:
     @property
     def failed_attempts(self) -> int:
         """Count the failures if this run fails too."""
-        return self.attempt - self.asked
+        return max(1, self.attempt - self.asked)
 
     @property
     def previous_delay(self) -> float | None:
@@ -100,13 +102,17 @@ def _dump(state: Attempts, trail: tuple[Mapping[str, Any], ...]) -> str:
 
 
 def _load(known: Mapping[str, Any]) -> Attempts:
-    lineage, queue, deadline_at = known.get("lineage"), known.get("queue"), known.get("deadline_at")
+    lineage, queue = known.get("lineage"), known.get("queue")
     return Attempts(
         attempt=max(1, int(known.get("attempt", 1))),
         asked=max(0, int(known.get("asked", 0))),
         lineage=str(lineage) if lineage else None,
         queue=str(queue) if queue else None,
-        deadline_at=float(deadline_at) if deadline_at else None,
-        options=dict(known.get("options", {})),
+        deadline_at=_moment(known.get("deadline_at")),
+        options=check_call_options(known.get("options", {})),
         trail=tuple(dict(entry) for entry in known.get("trail", ())),
     )
+
+
+def _moment(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) and value > 0 else None

@@ -14,12 +14,12 @@ def number(field: str, value: Any, *, low: float, high: float) -> None:
     """Refuse what is not a finite number between the bounds; None passes."""
     if value is None:
         return
+    bounds = f"{_plain(low)} to {_plain(high)}"
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConfigurationError(field, value, "is not a number", f"Give a number from {low:g} to {high:g}.")
+        raise ConfigurationError(field, value, "is not a number", f"Give a number from {bounds}.")
     if not low <= value <= high:
-        raise ConfigurationError(
-            field, value, f"must be from {low:g} to {high:g}", f"Give a number in that range, such as {min(high, max(low, 1)):g}."
-        )
+        example = _plain(min(max(low, 1), high))
+        raise ConfigurationError(field, value, f"must be from {bounds}", f"Give a number like {example}.")
 
 
 def whole_number(field: str, value: Any, *, low: int, high: int) -> None:
@@ -61,3 +61,7 @@ def required(field: str, value: Any) -> None:
     """Refuse None."""
     if value is None:
         raise ConfigurationError(field, value, "must be set", "Leave the setting out to have its default.")
+
+
+def _plain(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)

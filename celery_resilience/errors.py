@@ -25,6 +25,10 @@ class ConfigurationError(ResilienceError, ValueError):
         self.remedy = remedy
         super().__init__(f"{field}={shorten(value)}: {problem}. {remedy}")
 
+    def about(self, old: str, new: str) -> ConfigurationError:
+        """Give the same error under the name that the user wrote."""
+        return ConfigurationError(self.field.replace(old, new), self.value, self.problem, self.remedy)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.field, shorten(self.value), self.problem, self.remedy)
 

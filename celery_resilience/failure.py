@@ -123,8 +123,8 @@ class _Verdict(NamedTuple):
 
 class _Search(NamedTuple):
     context: FailureContext
-    seen: set[int]
-    """Ids of the exceptions judged so far; they live as long as the outermost one."""
+    seen: dict[int, BaseException]
+    """The exceptions judged so far, by id; kept, so that no id is used twice."""
 
 
 class Classifier:
@@ -156,7 +156,7 @@ class Classifier:
     ) -> Failure:
         """Say what the exception means. `now` is in seconds since the epoch, for hints that are dates. Never raises."""
         try:
-            verdict = self._judge(exc, _Search(context or _NO_CONTEXT, set()), ())
+            verdict = self._judge(exc, _Search(context or _NO_CONTEXT, {}), ())
             if verdict.failure_class is FailureClass.NOT_A_FAILURE:
                 return NOT_A_FAILURE
             hint = _hint(verdict, SYSTEM_CLOCK.time() if now is None else now)
@@ -173,7 +173,7 @@ class Classifier:
         )
 
     def _judge(self, exc: BaseException, search: _Search, outer: tuple[BaseException, ...]) -> _Verdict:
-        search.seen.add(id(exc))
+        search.seen[id(exc)] = exc
         trail = (*outer, exc)
         plan = plan_for(type(exc))
         if plan.is_control_flow:
@@ -204,7 +204,7 @@ class Classifier:
         """Give the first opinion of the library knowledge that leads to a class."""
         exc = trail[-1]
         for answer, reason in answers(steps, exc):
-            if isinstance(answer, FailureClass):
+            if type(answer) is FailureClass:  # never isinstance: an inner exception may lie about its class
                 return _Verdict(answer, reason + _status_words(exc), trail)
             inner = self._look_inside(answer, search, trail)
             if inner is not None:
@@ -225,15 +225,15 @@ class Classifier:
 
     def _look_inside(self, answer: Answer, search: _Search, trail: tuple[BaseException, ...]) -> _Verdict | None:
         """Classify what is inside; None where that tells nothing. Each exception is judged once, so cycles end."""
-        members = answer if isinstance(answer, tuple) else (answer,)
+        members = answer if type(answer) is tuple else (answer,)
         found = [
-            self._judge(member, search, trail)
-            for member in members
-            if isinstance(member, BaseException) and len(trail) < _MAX_DEPTH and id(member) not in search.seen
+            self._judge(inner, search, trail)
+            for inner in (look.a(BaseException, member) for member in members)
+            if inner is not None and len(trail) < _MAX_DEPTH and id(inner) not in search.seen
         ]
         known = [one for one in found if one.failure_class in _LEAST_CURABLE_FIRST]
         if not known:
-            is_control_flow = isinstance(answer, tuple) and found and not any(_is_unknown(one) for one in found)
+            is_control_flow = type(answer) is tuple and found and not any(_is_unknown(one) for one in found)
             return found[0] if is_control_flow else None
         worst = min(known, key=lambda one: _LEAST_CURABLE_FIRST.index(one.failure_class))
         return worst._replace(told_by=tuple(one for verdict in known for one in verdict.told_by))

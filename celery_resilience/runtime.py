@@ -17,7 +17,7 @@ from .clock import SYSTEM_CLOCK, Clock
 from .failure import Classifier
 from .policy import RetryPolicies
 from .redis_store import RedisStore
-from .schedule import Schedule
+from .schedule import KEEP_RECORD_SECONDS, Schedule
 from .settings import PREFIX, Settings
 from .transport.target import family_of, redis_target
 
@@ -68,7 +68,9 @@ class Runtime:
         if self.store is None or target is None:
             return None
         shared = target.shared and self.family == "redis"
-        return Schedule(self.store, self.clock, family=self.family, shared=shared)
+        timeout = (self.app.conf.broker_transport_options or {}).get("visibility_timeout") or 0
+        keep = max(KEEP_RECORD_SECONDS, 2.0 * float(timeout))
+        return Schedule(self.store, self.clock, family=self.family, shared=shared, keep_seconds=keep)
 
     @property
     def app(self) -> Celery:
@@ -98,11 +100,12 @@ def given_settings(app: Celery) -> Mapping[str, Any]:
     """Collect the `resilience_*` names of an app's configuration, whatever its namespace and case."""
     conf = app.conf
     conf.finalize()
-    namespace = f"{getattr(app, 'namespace', None) or ''}_".lower().lstrip("_")
+    namespace = getattr(app, "namespace", None)
     found: dict[str, Any] = {}
     for key in conf:
         name = str(key).lower()
-        name = name.removeprefix(namespace) if namespace else name
+        if namespace and not str(key).islower():  # in capitals and without the namespace it is somebody else's
+            name = name.removeprefix(f"{namespace}_".lower()) if name.startswith(f"{namespace}_".lower()) else ""
         if name.startswith(PREFIX):
             found.setdefault(name, conf[key])
     return found

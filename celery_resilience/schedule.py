@@ -18,7 +18,7 @@ from .redis_store import RedisStore
 from .transport.envelope import Envelope, unpack
 
 Kind = Literal["retry", "eta"]
-KEEP_RECORD_SECONDS = 2 * 3600  # how long after its due time a lineage's record outlives an attempt
+KEEP_RECORD_SECONDS = 2 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,23 @@ class Waiting:
 class Schedule:
     """Messages that wait for their time.
 
-    `family` keeps messages of different kinds of broker apart; `shared` says that broker and schedule are one server.
+    `family` keeps messages of different kinds of broker apart; `shared` says that broker and schedule are one server;
+    `keep_seconds` is how long after its due time a lineage's record outlives an attempt: longer than any redelivery.
     """
 
-    def __init__(self, store: RedisStore, clock: Clock, *, family: str, shared: bool) -> None:
+    def __init__(
+        self,
+        store: RedisStore,
+        clock: Clock,
+        *,
+        family: str,
+        shared: bool,
+        keep_seconds: float = KEEP_RECORD_SECONDS,
+    ) -> None:
         self.store = store
         self.clock = clock
         self.shared = shared
+        self._keep_seconds = keep_seconds
         self._group = f"schedule:{family}"
         self._keys = [store.key(self._group, "due"), store.key(self._group, "entries")]
 
@@ -84,7 +94,7 @@ class Schedule:
         The same script records the attempt, so that a redelivered earlier message can see that it is behind.
         """
         place = Place(queue or "", envelope.priority, "retry", f"{lineage}:{attempt}")
-        record = int(delay) + KEEP_RECORD_SECONDS
+        record = int(delay + self._keep_seconds)
         stored = self._add(place, envelope, delay * 1000, "in", self._record(lineage), attempt, record)
         crashpoint("schedule.stored")
         return stored
@@ -92,7 +102,7 @@ class Schedule:
     def add_eta(self, envelope: Envelope, queue: str | None, name: str, due_at: float) -> bool:
         """Store a user's message until its ETA, in seconds since the epoch."""
         place = Place(queue or "", envelope.priority, "eta", name)
-        stored = self._add(place, envelope, due_at * 1000, "at", self._record(name), 1, KEEP_RECORD_SECONDS)
+        stored = self._add(place, envelope, due_at * 1000, "at", self._record(name), 1, int(self._keep_seconds))
         crashpoint("schedule.stored")
         return stored
 

@@ -41,7 +41,7 @@ class Settings:
         required(PREFIX + "key_prefix", self.key_prefix)
         text(PREFIX + "key_prefix", self.key_prefix, "resilience")
         policies_from(PREFIX + "retry_policy", self.retry_policy)
-        Classifier(app_rules=self.failure_rules)
+        check_rules(PREFIX + "failure_rules", self.failure_rules)
         number(PREFIX + "deadline_seconds", self.deadline_seconds, low=0.001, high=366 * 86400)
         number(PREFIX + "visibility_timeout_seconds", self.visibility_timeout_seconds, low=1, high=86400)
         for name, low, high in (
@@ -70,6 +70,14 @@ class Settings:
             if name not in cls.names():
                 raise ConfigurationError(name, given[name], "is not a setting", suggestion(name, cls.names()))
         return cls(**{name.removeprefix(PREFIX): value for name, value in given.items()})
+
+
+def check_rules(field: str, rules: Any) -> None:
+    """Refuse failure rules that are none, under the name by which the user gave them."""
+    try:
+        Classifier(app_rules=rules)
+    except ConfigurationError as error:
+        raise error.about("app_rules", field) from None
 
 
 CALL_OPTIONS = (

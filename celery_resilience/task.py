@@ -24,11 +24,11 @@ from .attempts import HEADER, Attempts
 from .checks import near_miss, number
 from .decision import DeadLetter, Retry
 from .errors import ConfigurationError
-from .failure import Classifier, FailureClass
+from .failure import FailureClass
 from .outcome import REFUSED, Outcome, Plan, celery_retry
 from .policy import PolicyOption, policies_from
 from .runtime import Runtime, runtime_of
-from .settings import check_call_options
+from .settings import check_call_options, check_rules
 
 OPTIONS = ("retry_policy", "deadline_seconds", "failure_rules")
 BUILT_IN = "celery."
@@ -163,7 +163,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
 
         Celery's own frame weighs more than the rest of what goes back to the parent process, which reads the text only.
         """
-        inner = getattr(einfo.tb, "tb_next", None)
+        inner = getattr(getattr(einfo, "tb", None), "tb_next", None)
         if inner is not None:
             einfo.tb = inner
         super().on_retry(exc, task_id, args, kwargs, einfo)
@@ -268,13 +268,14 @@ def check_options(cls: type[ResilientTask]) -> None:
     where = f"task {cls.name}: "
     policies_from(f"{where}retry_policy", cls.retry_policy)
     number(f"{where}deadline_seconds", cls.deadline_seconds, low=0.001, high=366 * 86400)
-    Classifier(task_rules=option(cls, "failure_rules"))
+    check_rules(f"{where}failure_rules", option(cls, "failure_rules"))
     autoretry_for = getattr(cls, "autoretry_for", None)
     if autoretry_for:
+        names = ", ".join(f"{getattr(error, '__name__', error)}: 'TRANSIENT'" for error in autoretry_for)
         raise ConfigurationError(
             f"{where}autoretry_for", autoretry_for, "two deciders would fight over each failure",
-            "Remove autoretry_for and its retry_* options and write retry_policy=RetryPolicy(max_attempts=…); to have "
-            "these exceptions retried write failure_rules={TheError: 'TRANSIENT'}.",
+            f"Remove it and its retry_* options and write: retry_policy=RetryPolicy(max_attempts=4), "
+            f"failure_rules={{{names}}}.",
         )  # fmt: skip
     for name in _own_names(cls):
         meant = near_miss(name, OPTIONS)

@@ -157,7 +157,7 @@ def hold(channel: Any, clock: Clock, still_running: Callable[[], Collection[str]
 
     `still_running` gives the tags of runs that go on when the channel closes, as they do when the connection is lost:
     their messages are kept and acked by a connection of our own. (kombu would put them back for a second run, and ends
-    the worker when it cannot.) The only user of kombu's private Redis API: `_get_pool`, `Client`, `closed`,
+    the worker when it cannot.) Private kombu API is used here and in `_answers` only: `_get_pool`, `Client`, `closed`,
     `global_keyprefix`, `unacked_index_key`, `visibility_timeout`, and of `qos`: `append`, `ack`, `reject`,
     `_quick_ack`, `restore_by_tag`, `restore_unacked_once`, `_remove_from_indices`.
     """
@@ -172,12 +172,29 @@ def hold(channel: Any, clock: Clock, still_running: Callable[[], Collection[str]
         restore=lambda tag: qos.restore_by_tag(tag, own_client),
     )
     holding = Holding(broker, timeout, clock)
-    append, ack, reject, restore_once = qos.append, qos.ack, qos.reject, qos.restore_unacked_once
+    append, restore_once = qos.append, qos.restore_unacked_once
 
     def append_held(message: Message, delivery_tag: str) -> None:
         append(message, delivery_tag)
         # Only now: a renewal between the two would not find the tag in Redis and take it for lost.
         message.delivery_tag = holding.take(delivery_tag)
+
+    def restore_but_running(stderr: Any = None) -> None:
+        running = still_running()
+        for tag in running:
+            qos._quick_ack(str(tag))
+        holding.keep_only(running)
+        _without_raising(lambda: restore_once(stderr))
+
+    qos.append, qos.restore_unacked_once = append_held, restore_but_running
+    qos.ack, qos.reject = _answers(channel, holding, own_client)
+    return holding
+
+
+def _answers(channel: Any, holding: Holding, own_client: Any) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Make the channel's ack and reject, which leave alone what is not ours any more."""
+    qos = channel.qos
+    ack, reject = qos.ack, qos.reject
 
     def ack_held(delivery_tag: str) -> None:
         if not holding.end(delivery_tag):
@@ -194,15 +211,7 @@ def hold(channel: Any, clock: Clock, still_running: Callable[[], Collection[str]
         else:
             reject(delivery_tag, requeue)
 
-    def restore_but_running(stderr: Any = None) -> None:
-        running = still_running()
-        for tag in running:
-            qos._quick_ack(str(tag))
-        holding.keep_only(running)
-        _without_raising(lambda: restore_once(stderr))
-
-    qos.append, qos.ack, qos.reject, qos.restore_unacked_once = append_held, ack_held, reject_held, restore_but_running
-    return holding
+    return ack_held, reject_held
 
 
 def _forget_unless_held(holding: Holding, tag: str) -> None:

@@ -125,6 +125,9 @@ def follow(task: Any, step: Any) -> Any:
     if verb == "sleep":
         time.sleep(value)
         return "slept"
+    if verb == "sleep, raise":
+        time.sleep(value[0])
+        raise ERRORS[value[1]]()
     if verb == "self.retry":
         options = dict(value)
         if "eta_in" in options:
@@ -158,7 +161,7 @@ def define_tasks(app: Celery, url: str) -> None:
 
     def script(self: Any, key: str, *steps: Any, **kwargs: Any) -> Any:
         """Follow the step of this run (by Celery's count of retries); the last one is for all further runs."""
-        record(url).rpush(f"run:{key}", json.dumps(seen(self, kwargs=kwargs)))
+        record(url).rpush(f"run:{key}", json.dumps(seen(self, kwargs=kwargs), default=str))
         return follow(self, steps[min(self.request.retries, len(steps) - 1)]) if steps else "done"
 
     def rule(exc: BaseException, context: Any) -> str | None:

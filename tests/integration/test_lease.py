@@ -86,7 +86,7 @@ def test_a_reconnected_worker_goes_on_holding(stage: Stage) -> None:
     worker = stage.worker(concurrency=1)
     with stage.server.client() as client:
         client.client_kill_filter(_type="normal", skipme=True)
-    worker.wait_for_log("Connected to", 20) if "Connection to broker lost" in worker.log() else None
+    wait_until(lambda: worker.log().count("Connected to") == 2, 20, "the second connection")
     key, result = stage.script(["sleep", 2.5])
     stage.wait_runs(key, 1, 30)
     stage.worker(concurrency=1)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import RedisError
 
 from celery_resilience.testing import EmbeddedRedis, embedded_redis
 from tests.support.stage import Stage, open_stage
@@ -124,14 +125,14 @@ def test_a_redis_that_restarts_loses_no_retry(tmp_path: Path) -> None:
 def _is(stage: Stage, key: str, attempts: list[int]) -> bool:
     try:
         return stage.attempts(key) == attempts
-    except (ConnectionError, OSError, Exception):
+    except RedisError:
         return False
 
 
 def _state(result: Any) -> str:
     try:
         return str(result.state)
-    except Exception:
+    except (RedisError, OSError):
         return "unknown"
 
 

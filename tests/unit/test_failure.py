@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celery_resilience.errors import ConfigurationError, PermanentError, RetryableError
@@ -307,6 +307,7 @@ values = st.one_of(
 
 
 class TestHostileExceptions:
+    @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(
         place=st.sampled_from(LIBRARY_CLASSES),
         base=st.sampled_from([Exception, OSError, ValueError, RuntimeError, KeyError]),
@@ -361,6 +362,14 @@ class TestHostileExceptions:
         one.__cause__, other.__cause__, third.__cause__ = other, third, one
 
         assert class_of(one) is FailureClass.TRANSIENT
+
+    def test_an_inner_exception_that_lies_about_its_class(self) -> None:
+        for lie in (property(lambda self: FailureClass), property(raising)):
+            inner = made("Inner", OSError, __class__=lie)
+            group = made("Group", exceptions=(inner,))
+
+            assert class_of(caused(RuntimeError("x"), inner)) is FailureClass.SYSTEM
+            assert class_of(group) is FailureClass.SYSTEM
 
     def test_a_very_long_chain_of_causes_ends(self) -> None:
         exc: BaseException = ConnectionResetError()

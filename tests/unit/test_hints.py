@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celery_resilience.failure import Classifier
@@ -132,6 +132,7 @@ def test_grpc_retry_info_is_read_without_protobuf() -> None:
     assert wait_hint(exc, NOW) == 4.5
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_reading_of_retry_info(garbage: bytes) -> None:
     found = retry_info_seconds(garbage)
@@ -139,6 +140,7 @@ def test_no_bytes_break_the_reading_of_retry_info(garbage: bytes) -> None:
     assert found is None or found >= 0
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(st.text(), st.integers(), st.floats(), st.binary(), st.timedeltas(), st.datetimes(), st.none()))
 def test_a_hint_is_a_finite_wait_or_none(value: object) -> None:
     for may_be_epoch in (True, False):
