@@ -194,6 +194,14 @@ def define_tasks(app: Celery, url: str) -> None:
             raise ConnectionError(f"down at attempt {attempt}")
         return value
 
+    @task(name="resilient.paced", bind=True)
+    def paced(self: Any, key: str, *seconds: float) -> str:
+        """Take a time that depends on how often it was started; notes start and end."""
+        number = record(url).rpush(f"run:{key}", json.dumps(seen(self), default=str))
+        time.sleep(seconds[min(number, len(seconds)) - 1])
+        record(url).rpush(f"end:{key}", self.request.hostname)
+        return "done"
+
     @task(name="resilient.add", bind=True)
     def add(self: Any, a: int, b: int, failures: int = 1) -> int:
         """Give the sum, at the second attempt."""

@@ -11,18 +11,18 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport.virtual import base as kombu_virtual
 
 from celery_resilience.testing import FakeClock
-from celery_resilience.transport.lease import Broker, HeldTag, Holding
+from celery_resilience.transport.lease import HeldTag, Holding
 
 TIMEOUT = 10.0
 
 
-class BrokerInMemory(Broker):
+class BrokerInMemory:
     """An unacked index as a set of tags."""
 
     def __init__(self) -> None:
-        super().__init__(
-            client=None, index_key="", drop=lambda tag: self.dropped.append(tag), restore=self.restored_tag
-        )
+        self.client = self
+        self.forget = lambda tag: self.dropped.append(tag)
+        self.restore = lambda tag: self.restored.append(tag)
         self.index: set[str] = set()
         self.renewed: list[str] = []
         self.dropped: list[str] = []
@@ -39,9 +39,6 @@ class BrokerInMemory(Broker):
 
     def orphans(self, timeout: float) -> list[str]:
         return self.lapsed
-
-    def restored_tag(self, tag: str) -> None:
-        self.restored.append(tag)
 
     def close(self) -> None:
         self.is_closed = True
@@ -163,11 +160,22 @@ def test_time_spent_in_the_renewal_itself_does_not_count_as_held(broker: BrokerI
     assert not holding.end(tag)
 
 
-def test_a_closed_channel_gives_up_everything(holding: Holding, broker: BrokerInMemory) -> None:
-    tag = deliver(holding, broker, "a")
-    holding.give_up()
+def test_a_closing_channel_keeps_what_still_runs_and_gives_up_the_rest(
+    holding: Holding, broker: BrokerInMemory
+) -> None:
+    running, prefetched = deliver(holding, broker, "running"), deliver(holding, broker, "prefetched")
+    holding.keep_only({"running"})
+    holding.renew()
 
-    assert not holding.end(tag)
+    assert broker.renewed == ["running"]
+    assert holding.end(running)
+    assert not holding.end(prefetched)
+    assert len(holding) == 0
+
+
+def test_closing_closes_the_connection_that_renews(holding: Holding, broker: BrokerInMemory) -> None:
+    holding.close()
+
     assert broker.is_closed
 
 
