@@ -30,11 +30,19 @@ class Attempts:
 
     attempt: int = 1
     asked: int = 0
+    parks: int = 0
+    reserved: tuple[str, ...] = ()
+    waits_for: tuple[str, ...] = ()
     lineage: str | None = None
     queue: str | None = None
     deadline_at: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     trail: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def step(self) -> int:
+        """Count the messages that this one follows: it grows with each that is stored, attempt or park."""
+        return self.attempt - 1 + self.parks
 
     @property
     def failed_attempts(self) -> int:
@@ -58,11 +66,15 @@ class Attempts:
             "delay": round(delay, 3),
             "worker": worker,
         }
-        return replace(self, attempt=self.attempt + 1, trail=(*self.trail, entry)[-MAX_TRAIL:])
+        return replace(self, attempt=self.attempt + 1, reserved=(), trail=(*self.trail, entry)[-MAX_TRAIL:])
 
     def after_asking(self) -> Attempts:
         """Give the state of the next attempt after the body's own `self.retry()`."""
-        return replace(self, attempt=self.attempt + 1, asked=self.asked + 1)
+        return replace(self, attempt=self.attempt + 1, asked=self.asked + 1, reserved=())
+
+    def after_park(self, waits_for: str, reserved: tuple[str, ...] = ()) -> Attempts:
+        """Give the state of the same attempt after a park; `reserved` names the limits that it need not ask again."""
+        return replace(self, parks=self.parks + 1, reserved=reserved, waits_for=(waits_for,))
 
     def to_header(self) -> str:
         """Give the header's text, at most 8 kB: the oldest of the trail go first."""
@@ -92,6 +104,9 @@ def _dump(state: Attempts, trail: tuple[Mapping[str, Any], ...]) -> str:
     known = {
         "attempt": state.attempt,
         "asked": state.asked,
+        "parks": state.parks,
+        "reserved": list(state.reserved),
+        "waits_for": list(state.waits_for),
         "lineage": state.lineage,
         "queue": state.queue,
         "deadline_at": state.deadline_at,
@@ -106,6 +121,9 @@ def _load(known: Mapping[str, Any]) -> Attempts:
     return Attempts(
         attempt=max(1, int(known.get("attempt", 1))),
         asked=max(0, int(known.get("asked", 0))),
+        parks=max(0, int(known.get("parks", 0))),
+        reserved=tuple(str(name) for name in known.get("reserved", ())),
+        waits_for=tuple(str(name) for name in known.get("waits_for", ())),
         lineage=str(lineage) if lineage else None,
         queue=str(queue) if queue else None,
         deadline_at=_moment(known.get("deadline_at")),

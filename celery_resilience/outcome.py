@@ -125,7 +125,7 @@ class Outcome:
         if arguments is not None:
             envelope = with_arguments(envelope, *arguments, accept=self.task.app.conf.accept_content)
         envelope = next_message(envelope, attempts, self.request.retries + 1)
-        schedule.add_attempt(envelope, attempts.queue, str(attempts.lineage), attempts.attempt, delay)
+        schedule.add_attempt(envelope, attempts.queue, str(attempts.lineage), attempts.step + 1, delay)
 
     def _publish(self, attempts: Attempts, delay: float, arguments: Arguments | None) -> None:
         """Let Celery publish the next attempt with a delay: natively on quorum queues, else by ETA."""
@@ -171,7 +171,7 @@ class Outcome:
         if schedule is None or not (self.request.delivery_info or {}).get("redelivered"):
             return False
         try:
-            return schedule.highest_attempt(self.attempts.lineage or lineage_of(self.request)) > self.attempts.attempt
+            return schedule.highest_attempt(self.attempts.lineage or lineage_of(self.request)) > self.attempts.step + 1
         except StoreUnavailableError as problem:
             tell(logger, logging.WARNING, Event.REDELIVERY_UNCHECKED, **self._fields(), error=problem)
             return False

@@ -17,7 +17,7 @@ from .crashpoints import crashpoint
 from .redis_store import RedisStore
 from .transport.envelope import Envelope, unpack
 
-Kind = Literal["retry", "eta"]
+Kind = Literal["retry", "park", "eta"]
 KEEP_RECORD_SECONDS = 2 * 3600.0
 
 
@@ -88,14 +88,23 @@ class Schedule:
         self._group = f"schedule:{family}"
         self._keys = [store.key(self._group, "due"), store.key(self._group, "entries")]
 
-    def add_attempt(self, envelope: Envelope, queue: str | None, lineage: str, attempt: int, delay: float) -> bool:
-        """Store the next attempt of a lineage, due after `delay` seconds; False if it was stored before.
+    def add_attempt(
+        self,
+        envelope: Envelope,
+        queue: str | None,
+        lineage: str,
+        number: int,
+        delay: float,
+        kind: Literal["retry", "park"] = "retry",
+    ) -> bool:
+        """Store the next message of a lineage, due after `delay` seconds; False if it was stored before.
 
-        The same script records the attempt, so that a redelivered earlier message can see that it is behind.
+        `number` grows with each message of the lineage, an attempt or a park. The same script records it, so that a
+        redelivered earlier message can see that it is behind.
         """
-        place = Place(queue or "", envelope.priority, "retry", f"{lineage}:{attempt}")
+        place = Place(queue or "", envelope.priority, kind, f"{lineage}:{number}")
         record = int(delay + self._keep_seconds)
-        stored = self._add(place, envelope, delay * 1000, "in", self._record(lineage), attempt, record)
+        stored = self._add(place, envelope, delay * 1000, "in", self._record(lineage), number, record)
         crashpoint("schedule.stored")
         return stored
 
@@ -166,6 +175,8 @@ def _waiting(member: bytes, score: float, packed: bytes) -> Waiting:
     attempts = read_attempts(envelope.headers.get(HEADER))
     last = attempts.trail[-1] if attempts.trail else {}
     why = f"{last['class']}: {last['error']}" if "class" in last and "error" in last else "asked by the body"
+    if place.kind == "park":
+        why = f"waits for {', '.join(attempts.waits_for) or 'a limit'}"
     return Waiting(
         task=str(envelope.headers.get("task")),
         task_id=str(envelope.headers.get("id")),
