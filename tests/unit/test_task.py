@@ -71,7 +71,12 @@ class TestBinding:
             ({"failure_rules": {"KeyError": "TRANSIENTLY"}}, ["TRANSIENTLY", "TRANSIENT"]),
             (
                 {"autoretry_for": (ConnectionError,)},
-                ["shop.work", "autoretry_for", "retry_policy=RetryPolicy(", "failure_rules={ConnectionError: 'TRANSIENT'}"],
+                [
+                    "shop.work",
+                    "autoretry_for",
+                    "retry_policy=RetryPolicy(",
+                    "failure_rules={ConnectionError: 'TRANSIENT'}",
+                ],
             ),
         ],
     )
