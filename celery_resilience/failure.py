@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from celery_resilience.clock import SYSTEM_CLOCK
 from celery_resilience.errors import ConfigurationError, shorten
+from celery_resilience.events import Event, tell
 from celery_resilience.fingerprint import fingerprint
 from celery_resilience.hints import wait_hint
 from celery_resilience.libraries import Step, answers, look, plan_for
@@ -161,7 +162,13 @@ class Classifier:
                 return NOT_A_FAILURE
             hint = _hint(verdict, SYSTEM_CLOCK.time() if now is None else now)
         except Exception as error:  # a bug of ours or an exception more hostile than we know: it must still be handled
-            logger.warning("failure classification failed: %s of %s", look.type_name(error), look.type_name(exc))
+            tell(
+                logger,
+                logging.WARNING,
+                Event.CLASSIFICATION_FAILED,
+                error=look.type_name(error),
+                of=look.type_name(exc),
+            )
             verdict, hint = _Verdict(FailureClass.UNKNOWN, "classification failed", (exc,)), None
         return Failure(
             failure_class=verdict.failure_class,
@@ -271,13 +278,13 @@ def _ruling(rule: Rule, exc: BaseException, context: FailureContext) -> FailureC
     try:
         said = rule(exc, context)
     except Exception as error:
-        logger.warning(
-            "failure rule ignored: %s raised %s (task %s)", _rule_name(rule), look.type_name(error), context.task
-        )
+        problem = f"raised {look.type_name(error)}"
+        tell(logger, logging.WARNING, Event.RULE_IGNORED, rule=_rule_name(rule), problem=problem, task=context.task)
         return None
     ruled = _as_class(said)
     if ruled is None and said is not None:
-        logger.warning("failure rule ignored: %s gave %s (task %s)", _rule_name(rule), shorten(said), context.task)
+        problem = f"gave {shorten(said)}"
+        tell(logger, logging.WARNING, Event.RULE_IGNORED, rule=_rule_name(rule), problem=problem, task=context.task)
     return ruled
 
 

@@ -167,9 +167,9 @@ def _from_body(exc: BaseException, now: float, rate_limited: bool) -> float | No
 
 def _parsed(node: object) -> object:
     """Parse a body that was kept as text, if it is JSON of a sensible size that speaks of a retry."""
-    if type(node) not in (str, bytes) or not 2 <= len(node) <= _MAX_BODY:  # type: ignore[arg-type]  # both have a length
+    if not isinstance(node, (str, bytes)) or not 2 <= len(node) <= _MAX_BODY:
         return node
-    said = node if isinstance(node, str) else bytes(node).decode("utf-8", "replace")  # type: ignore[arg-type]
+    said = node if isinstance(node, str) else node.decode("utf-8", "replace")
     if not said.startswith("{") or "retry" not in said.lower():
         return None
     try:

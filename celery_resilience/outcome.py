@@ -59,6 +59,7 @@ class Outcome:
             raise Ignore(f"Attempt {self.attempts.attempt} has been followed by a later one.")
         deadline_at = self.attempts.deadline_at
         if deadline_at is not None and self.runtime.clock.time() > deadline_at:
+            tell(logger, logging.ERROR, Event.TASK_ENDED, **self._fields(), reason=DeadReason.DEADLINE)
             raise DeadlineExceededError
 
     def classify(self, error: Exception) -> Failure:
@@ -79,7 +80,7 @@ class Outcome:
         history = History(
             failed_attempts=self.attempts.failed_attempts,
             previous_delay=self.attempts.previous_delay,
-            deadline_at=self.attempts.deadline_at,
+            deadline_at=self.started(self.runtime.clock.time()).deadline_at,
         )
         return decide(failure, history, self._policy(failure.failure_class), self.runtime.clock)
 
@@ -104,8 +105,8 @@ class Outcome:
             self._store(attempts, delay, arguments)
         except Exception as problem:
             tell(logger, logging.WARNING, Event.ATTEMPT_NOT_STORED, **self._fields(), error=problem)
-            if not self.task.acks_late and error is not None:
-                raise error from problem  # acked before it ran: there is no message to give back
+            if not self.task.acks_late:
+                raise (error or problem) from problem  # acked before it ran: there is no message to give back
             pause = self.runtime.settings.requeue_pause_seconds
             self.runtime.clock.sleep(self.runtime.clock.uniform(pause / 2, pause))
             raise Reject(problem, requeue=True) from problem
@@ -121,6 +122,8 @@ class Outcome:
         schedule = self.runtime.schedule
         if schedule is None or envelope is None or delays_natively(self.task.app, self.runtime.family, attempts.queue):
             self._publish(attempts, delay, arguments)
+            if schedule is not None:
+                schedule.record(str(attempts.lineage), attempts.step + 1, delay)
             return
         if arguments is not None:
             envelope = with_arguments(envelope, *arguments, accept=self.task.app.conf.accept_content)

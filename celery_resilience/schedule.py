@@ -7,6 +7,7 @@ it is pushed and removed in one script where broker and schedule share a server,
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,8 +15,12 @@ from typing import Any, Literal
 from .attempts import HEADER, read_attempts
 from .clock import Clock
 from .crashpoints import crashpoint
+from .errors import StoreUnavailableError
+from .events import Event, tell
 from .redis_store import RedisStore
 from .transport.envelope import Envelope, unpack
+
+logger = logging.getLogger(__name__)
 
 Kind = Literal["retry", "park", "eta"]
 KEEP_RECORD_SECONDS = 2 * 3600.0
@@ -114,6 +119,18 @@ class Schedule:
         stored = self._add(place, envelope, due_at * 1000, "at", self._record(name), 1, int(self._keep_seconds))
         crashpoint("schedule.stored")
         return stored
+
+    def record(self, lineage: str, attempt: int, delay: float) -> None:
+        """Record an attempt that was published elsewhere; what fails here only leaves a redelivery unchecked."""
+        try:
+            keep = int(delay + self._keep_seconds)
+            self.store.run("lineage_record", [self._record(lineage)], [attempt, keep])
+        except StoreUnavailableError as error:
+            tell(logger, logging.WARNING, Event.REDELIVERY_UNCHECKED, lineage=lineage, error=error)
+
+    def was_moved(self, name: str) -> bool:
+        """Say whether a message with an ETA was stored before."""
+        return self.highest_attempt(name) > 0
 
     def highest_attempt(self, lineage: str) -> int:
         """Give the highest attempt stored for a lineage, 0 if none is on record."""

@@ -207,6 +207,8 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             reason = getattr(refused, "reason", None)
             if isinstance(reason, Reject):
                 raise reason from None
+            if isinstance(reason, Exception) and not self.acks_late:
+                raise reason from None  # acked before it ran: there is no message to give back
             raise Reject(reason, requeue=True) from refused
         except Exception:
             self.request.__dict__[REFUSED] = True  # by Celery's limit: the last attempt, whatever the class
@@ -271,10 +273,11 @@ def check_options(cls: type[ResilientTask]) -> None:
     check_rules(f"{where}failure_rules", option(cls, "failure_rules"))
     autoretry_for = getattr(cls, "autoretry_for", None)
     if autoretry_for:
+        attempts = 1 + cls.max_retries if isinstance(cls.max_retries, int) else 1000
         names = ", ".join(f"{getattr(error, '__name__', error)}: 'TRANSIENT'" for error in autoretry_for)
         raise ConfigurationError(
             f"{where}autoretry_for", autoretry_for, "two deciders would fight over each failure",
-            f"Remove it and its retry_* options and write: retry_policy=RetryPolicy(max_attempts=4), "
+            f"Remove it and its retry_* options and write: retry_policy=RetryPolicy(max_attempts={attempts}), "
             f"failure_rules={{{names}}}.",
         )  # fmt: skip
     for name in _own_names(cls):

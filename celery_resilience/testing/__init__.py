@@ -1,4 +1,4 @@
-"""What users need to test their own resilient tasks: a real Redis that starts in a fraction of a second, a clock to move.
+"""What users need to test their own tasks: a real Redis that starts in a fraction of a second, a clock to move.
 
 Nothing here imports Celery; pytest users get the same as fixtures, see `celery_resilience.testing.plugin`.
 """

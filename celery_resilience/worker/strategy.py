@@ -47,13 +47,15 @@ def move_if_far(message: Message, eta: Any, runtime: Runtime) -> bool:
     """Store a message whose ETA is far; False if it is near, or could not be stored and must stay in memory."""
     due_at, schedule = timestamp(eta, runtime.app), runtime.schedule
     envelope = original(message.properties, message.delivery_info)
-    is_far = due_at is not None and due_at > runtime.clock.time() + FAR_SECONDS
-    if schedule is None or envelope is None or due_at is None or not is_far:
+    if schedule is None or envelope is None or due_at is None:
         return False
-    # The tag of a Redis message outlives a redelivery: a crash before the ack then stores the same entry again.
-    name = message.properties.get("delivery_tag") or schedule.clock.token()
+    # The tag of a Redis message outlives a redelivery: it tells whether a crash came between storing and the ack.
+    tag = message.properties.get("delivery_tag")
+    name = f"eta:{tag or schedule.clock.token()}"
     try:
-        schedule.add_eta(envelope, origin_queue(runtime.app, message.delivery_info), f"eta:{name}", due_at)
+        if due_at <= runtime.clock.time() + FAR_SECONDS:
+            return bool(tag and message.delivery_info.get("redelivered") and schedule.was_moved(name))
+        schedule.add_eta(envelope, origin_queue(runtime.app, message.delivery_info), name, due_at)
     except StoreUnavailableError as error:
         tell(logger, logging.WARNING, Event.ETA_KEPT, task_id=message.headers.get("id"), error=error)
         return False

@@ -136,6 +136,8 @@ def follow(task: Any, step: Any) -> Any:
             options["exc"] = ERRORS[options["exc"]]()
         returned = task.retry(**options)
         return f"went on after {type(returned).__name__}"
+    if verb == "self.retry by position":
+        task.retry(*value, countdown=0.1)
     if verb == "try self.retry":
         try:
             task.retry(**value)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from celery_resilience.crashpoints import VARIABLE
 from celery_resilience.testing import EmbeddedRedis
+from tests.support.load import Load
 from tests.support.proof import Figures, size
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.stage import Stage, open_stage
@@ -175,33 +175,21 @@ class TestBetweenPublishingAndRemoving:
 
 class TestKillsAtRandom:
     @pytest.mark.parametrize("pool", ["prefork", "threads"])
-    def test_workers_that_die_again_and_again_lose_nothing(self, stage: Stage, pool: Pool, figures: Figures) -> None:
-        wanted, kills = size(40, 400), size(4, 40)
-        expected: dict[str, int] = {}
-        for n in range(wanted):
-            key = stage.key()
-            expected[key] = n % 4
-            stage.send("flaky", key, n % 4, resilience={"base_seconds": 0.1 + (n % 7) / 5})
+    def test_workers_that_die_again_and_again_outside_of_kombus_fetch_lose_nothing(
+        self, stage: Stage, pool: Pool, figures: Figures
+    ) -> None:
+        wanted, kills, held = size(40, 400), size(4, 40), 0
+        load = Load(stage, wanted, lambda n: (n % 4, 0.1 + (n % 7) / 5))
         for n in range(kills):
             worker = stage.worker(pool=pool, concurrency=2)
-            finished = (n + 1) * wanted // (kills + 1)
-            wait_until(lambda: done(stage, expected) >= finished, 30, "some progress before the kill")  # noqa: B023
-            worker.kill()
+            load.wait_done((n + 1) * wanted // (kills + 1), 30)
+            held += stage.kill_between_fetches(worker, load.unfinished)
         stage.worker(pool=pool, concurrency=2)
-        wait_until(lambda: done(stage, expected) == wanted, 60, lambda: f"all to end, not {done(stage, expected)}")
+        load.wait_done(wanted, 60)
         stage.wait_idle(30)
 
-        lost = [key for key, failures in expected.items() if set(stage.attempts(key)) != set(range(1, failures + 2))]
-        repeated = sum(len(stage.attempts(key)) - failures - 1 for key, failures in expected.items())
-        figures.add(f"tasks lost in {kills} kills ({pool})", wanted="0", measured=len(lost))
-        assert lost == []
-        assert repeated <= kills * 2 * 2  # at most what was held at each kill, running and prefetched
-
-
-def done(stage: Stage, expected: dict[str, int]) -> int:
-    """Count the tasks whose last attempt has run."""
-    with stage.record.pipeline() as pipe:
-        for key in expected:
-            pipe.lrange(f"run:{key}", 0, -1)
-        answers: list[Any] = pipe.execute()
-    return sum(str(failures + 1) in runs for runs, failures in zip(answers, expected.values(), strict=True))
+        figures.add(
+            f"tasks lost in {kills} kills outside kombu's fetch ({pool})", wanted="0", measured=len(load.wrong())
+        )
+        assert load.wrong() == {}
+        assert load.repeated() <= held  # only what was held at a kill may repeat its number

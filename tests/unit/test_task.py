@@ -49,7 +49,7 @@ def resilience(headers: Any) -> Any:
 
 
 def define(app: Celery, **options: Any) -> Any:
-    @app.task(name="shop.work", **options)
+    @app.task(name="shop.work", shared=False, **options)
     def work(*args: Any) -> None: ...
 
     work.name  # noqa: B018  # binds it
@@ -71,7 +71,12 @@ class TestBinding:
             ({"failure_rules": {"KeyError": "TRANSIENTLY"}}, ["TRANSIENTLY", "TRANSIENT"]),
             (
                 {"autoretry_for": (ConnectionError,)},
-                ["shop.work", "autoretry_for", "retry_policy=RetryPolicy(", "failure_rules={ConnectionError: 'TRANSIENT'}"],
+                [
+                    "shop.work",
+                    "autoretry_for",
+                    "retry_policy=RetryPolicy(",
+                    "failure_rules={ConnectionError: 'TRANSIENT'}",
+                ],
             ),
         ],
     )
