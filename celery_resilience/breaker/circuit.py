@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextvars import ContextVar
 from types import CoroutineType, TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -225,9 +225,9 @@ class CircuitBreaker:
         self._link.take_in(self._machine.override(mode, who[:MAX_NAME], why[:1000], lasts_ms))
 
 
-async def _settled_later(permit: Permit, awaitable: Awaitable[Any]) -> Any:
+async def _settled_later(permit: Permit, coroutine: Any) -> Any:
     try:
-        result = await awaitable
+        result = await coroutine
     except BaseException as exc:
         permit.failure(exc)
         raise

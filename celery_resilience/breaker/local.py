@@ -62,9 +62,7 @@ class LocalMachine:
         """Take in counts and say how things stand; with a token also ask for a permit in half-open."""
         with self._lock:
             now = self._now()
-            is_new, self._used = not self._used, now
-            if is_new:
-                self._generation = self._since = now
+            is_new = self._touch(now)
             self._release_if_over(now)
             if self._state == "closed" and (is_new or report.generation in (0, self._generation)):
                 self._window.add(report, now)
@@ -81,7 +79,7 @@ class LocalMachine:
         """Give a probe's permit back with its outcome."""
         with self._lock:
             now = self._now()
-            self._used = now
+            self._touch(now)
             self._release_if_over(now)
             self._probes.pop(token, None)
             if not self._mode and self._state == "half-open" and generation == self._generation:
@@ -95,9 +93,7 @@ class LocalMachine:
         """Override the breaker, or with mode '' end the override and start anew."""
         with self._lock:
             now = self._now()
-            if not self._used:
-                self._generation = now
-            self._used = now
+            self._touch(now)
             before = shown_state(self._state, self._mode)
             self._mode = mode
             self._who, self._why = (who, why) if mode else ("", "")
@@ -139,6 +135,13 @@ class LocalMachine:
         """List transitions, the newest first."""
         with self._lock:
             return list(self._events)[::-1][:limit]
+
+    def _touch(self, now: int) -> bool:
+        """Note the use; says whether it is the first."""
+        is_new, self._used = not self._used, now
+        if is_new:
+            self._generation = self._since = now
+        return is_new
 
     def _now(self) -> int:
         return int(self.clock.time() * 1000)

@@ -75,9 +75,9 @@ class Breakers:
         found = (self.find(name) for name in self.names())
         return [one for one in found if one is not None]
 
-    def history(self, limit: int = 50) -> list[Transition]:
-        """List transitions of all breakers, the newest first. Raises StoreUnavailableError."""
+    def history(self, limit: int = 50, name: str | None = None) -> list[Transition]:
+        """List transitions of one breaker or of all, the newest first. Raises StoreUnavailableError."""
         if self.store is None:
-            found = [one for name in self.names() for one in self.get(name).history(limit)]
+            found = [one for known in self.names() if name in (None, known) for one in self.get(known).history(limit)]
             return sorted(found, key=lambda one: -one.at)[:limit]
-        return shared.history(self.store, limit)
+        return shared.history(self.store, limit, name)
