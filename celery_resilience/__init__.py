@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .breaker import CircuitBreaker
+    from .breaker_policy import BreakerPolicy
     from .errors import ResilienceError
     from .failure import Classifier, Failure, FailureClass
     from .policy import NO_RETRY, RetryPolicy
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "NO_RETRY": "policy",
+    "BreakerPolicy": "breaker_policy",
+    "CircuitBreaker": "breaker",
     "Classifier": "failure",
     "Failure": "failure",
     "FailureClass": "failure",
@@ -30,6 +34,8 @@ _HOMES = {
 
 __all__ = [
     "NO_RETRY",
+    "BreakerPolicy",
+    "CircuitBreaker",
     "Classifier",
     "Failure",
     "FailureClass",

@@ -61,6 +61,22 @@ class PermanentError(ResilienceError):
     failure_class = "PERMANENT"
 
 
+class BreakerOpenError(ResilienceError):
+    """The breaker refuses calls to this dependency: try again after `retry_after` seconds."""
+
+    failure_class = "TRANSIENT"
+
+    def __init__(self, name: str, retry_after: float, reason: str = "") -> None:
+        self.name = name
+        self.retry_after = retry_after
+        self.reason = reason
+        why = f" ({reason})" if reason else ""
+        super().__init__(f"The breaker {shorten(name)} refuses calls{why}: try again in {retry_after:.1f} s.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.retry_after, self.reason)
+
+
 class ServerNotFoundError(ResilienceError):
     """No Redis-compatible server can be started: `pip install celery-resilience[embedded]` brings one."""
 

@@ -16,6 +16,12 @@ class Event(str, Enum):
 
     ATTEMPT_NOT_STORED = "resilience-attempt-not-stored"
     ATTEMPT_SUPERSEDED = "resilience-attempt-superseded"
+    BREAKER_CLOSED = "resilience-breaker-closed"
+    BREAKER_FORCED = "resilience-breaker-forced"
+    BREAKER_HALF_OPENED = "resilience-breaker-half-opened"
+    BREAKER_OPENED = "resilience-breaker-opened"
+    BREAKER_RELEASED = "resilience-breaker-released"
+    BREAKER_STORE_LOST = "resilience-breaker-store-lost"
     BROKER_LOST = "resilience-broker-lost"
     CLASSIFICATION_FAILED = "resilience-classification-failed"
     DUTY_FAILED = "resilience-duty-failed"

@@ -13,6 +13,8 @@ from typing import Any
 
 from celery import Celery
 
+from .breaker import Breakers, CircuitBreaker
+from .breaker_policy import BreakerPolicy
 from .clock import SYSTEM_CLOCK, Clock
 from .failure import Classifier
 from .policy import RetryPolicies
@@ -71,6 +73,22 @@ class Runtime:
         timeout = (self.app.conf.broker_transport_options or {}).get("visibility_timeout") or 0
         keep = max(KEEP_RECORD_SECONDS, 2.0 * float(timeout))
         return Schedule(self.store, self.clock, family=self.family, shared=shared, keep_seconds=keep)
+
+    @cached_property
+    def breakers(self) -> Breakers:
+        """The breakers of the app; without Redis each process has its own."""
+        return Breakers(
+            self.store,
+            self.clock,
+            self.classifier,
+            default=self.settings.breaker_policy,
+            policies=self.settings.breakers,
+            max_breakers=self.settings.max_breakers,
+        )
+
+    def breaker(self, name: str, policy: BreakerPolicy | None = None) -> CircuitBreaker:
+        """Give the breaker of a name; `policy` speaks only when this process makes it."""
+        return self.breakers.get(name, policy)
 
     @property
     def app(self) -> Celery:

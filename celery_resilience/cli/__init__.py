@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .breaker import breaker
 from .resilience import resilience
 
-__all__ = ["resilience"]
+__all__ = ["breaker", "resilience"]
