@@ -77,6 +77,33 @@ class BreakerOpenError(ResilienceError):
         return type(self), (self.name, self.retry_after, self.reason)
 
 
+class LimitReachedError(ResilienceError):
+    """A shared limit has no room for this call: try again after `retry_after` seconds."""
+
+    failure_class = "TRANSIENT"
+
+    def __init__(self, name: str, retry_after: float) -> None:
+        self.name = name
+        self.retry_after = retry_after
+        super().__init__(f"The {name} has no room: try again in {retry_after:.1f} s.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.retry_after)
+
+
+class QueueFullError(ResilienceError):
+    """The queue is longer than `max_queue_length`: send less, wait, or add workers."""
+
+    def __init__(self, queue: str, length: int, limit: int) -> None:
+        self.queue = queue
+        self.length = length
+        self.limit = limit
+        super().__init__(f"The queue {shorten(queue)} holds {length} messages, at most {limit} are allowed.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.queue, self.length, self.limit)
+
+
 class ServerNotFoundError(ResilienceError):
     """No Redis-compatible server can be started: `pip install celery-resilience[embedded]` brings one."""
 

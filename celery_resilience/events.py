@@ -35,6 +35,7 @@ class Event(str, Enum):
     SCHEDULE_ENDANGERED = "resilience-schedule-endangered"
     STORE_LOST = "resilience-store-lost"
     STRATEGY_FAILED = "resilience-strategy-failed"
+    TASK_PARKED = "resilience-task-parked"
     TASK_ENDED = "resilience-task-ended"
 
     def __str__(self) -> str:

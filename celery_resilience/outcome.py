@@ -17,11 +17,19 @@ from celery.exceptions import Retry as CeleryRetry
 
 from .attempts import HEADER, Attempts, read_attempts
 from .decision import DeadLetter, DeadReason, Decision, History, Retry, decide
-from .errors import DeadlineExceededError, StoreUnavailableError
+from .errors import (
+    BreakerOpenError,
+    DeadlineExceededError,
+    LimitReachedError,
+    ResilienceError,
+    StoreUnavailableError,
+)
 from .events import Event, tell
 from .failure import Classifier, Failure, FailureClass, FailureContext
+from .gates import Gates
 from .policy import RetryPolicies, RetryPolicy, policies_from
 from .runtime import Runtime
+from .schedule import Schedule
 from .settings import policy_of_call
 from .transport.envelope import Envelope, original, with_arguments
 from .transport.queues import delays_natively, origin_queue
@@ -30,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+BUDGET_COST = {FailureClass.RATE_LIMITED: 2.0}  # what a retry of a class takes from the budget; 1 where not told
 REFUSED = "_resilience_refused"  # set on a request whose body was told that Celery's own limit is reached
 
 
@@ -40,6 +49,7 @@ class Plan:
     policies: RetryPolicies
     classifier: Classifier
     deadline_seconds: float | None
+    gates: Gates
 
 
 class Outcome:
@@ -86,23 +96,68 @@ class Outcome:
 
     def settle(self, error: Exception) -> BaseException | None:
         """Follow a failed body: gives what to raise instead of the error, None if the error itself is the outcome."""
+        if isinstance(error, (BreakerOpenError, LimitReachedError)):
+            return self.park(error.name, error.retry_after, error)  # nobody was called: no attempt was made
         failure = self.classify(error)
         if failure.failure_class is FailureClass.NOT_A_FAILURE:
             return None
         match self.decide(failure):
             case Retry(delay):
+                delay = self._budgeted(delay, failure)
                 self.store(self.after(failure, delay), delay, error)
                 return celery_retry(error, delay)
             case DeadLetter(reason):
                 self._log(failure, str(reason))
                 return None
 
+    def park(
+        self, waits_for: str, delay: float, error: ResilienceError, reserved: tuple[str, ...] = ()
+    ) -> BaseException | None:
+        """Set the message aside without an attempt; gives what to raise, None if the refusal itself is the outcome."""
+        clock, now = self.runtime.clock, self.runtime.clock.time()
+        # A reserved slot is exact; everything else comes back spread out, so that not all ask in one instant.
+        delay = delay if reserved else delay + clock.uniform(0.0, max(0.5, delay / 4))
+        attempts = self.started(now).after_park(waits_for, reserved)
+        schedule = self.runtime.schedule
+        is_too_late = attempts.deadline_at is not None and now + delay > attempts.deadline_at
+        envelope = original(self.request.properties, self.request.delivery_info)
+        if is_too_late or schedule is None or envelope is None:
+            reason = DeadReason.DEADLINE if is_too_late else DeadReason.REFUSED_BY_GATE
+            tell(logger, logging.ERROR, Event.TASK_ENDED, **self._fields(), reason=reason, error=error)
+            return None
+        self._keep_or_give_back(lambda: self._store_park(schedule, envelope, attempts, delay, waits_for), error)
+        tell(logger, logging.INFO, Event.TASK_PARKED, **self._fields(), waits_for=waits_for, delay=round(delay, 3))
+        return Ignore(str(error))
+
+    def _store_park(
+        self, schedule: Schedule, envelope: Envelope, attempts: Attempts, delay: float, waits_for: str
+    ) -> None:
+        attempts = self.travelling(attempts)
+        message = next_message(envelope, attempts, self.request.retries)
+        number = attempts.step + 1
+        schedule.add_park(message, attempts.queue, str(attempts.lineage), number, delay, waits_for)
+
+    def _budgeted(self, delay: float, failure: Failure) -> float:
+        """Hold a retry back when retries are more than their share of successes: a storm becomes a queue."""
+        limits = self.runtime.limits
+        if limits is None:
+            return delay
+        cost = BUDGET_COST.get(failure.failure_class, 1.0)
+        waits = [
+            limits.spend(name, cost, self.runtime.take_successes(name), share=0.2, per_second=10.0).wait
+            for name, _ in self.plan.gates.breakers(self.request.args or (), self.request.kwargs or {})
+        ]
+        return max([delay, *waits])
+
     def store(
         self, attempts: Attempts, delay: float, error: BaseException | None, arguments: Arguments | None = None
     ) -> None:
         """Store the next attempt, with other arguments if some are given; else the message goes back, after a pause."""
+        self._keep_or_give_back(lambda: self._store(attempts, delay, arguments), error)
+
+    def _keep_or_give_back(self, keep: Callable[[], None], error: BaseException | None) -> None:
         try:
-            self._store(attempts, delay, arguments)
+            keep()
         except Exception as problem:
             tell(logger, logging.WARNING, Event.ATTEMPT_NOT_STORED, **self._fields(), error=problem)
             if not self.task.acks_late:

@@ -5,6 +5,7 @@ A forked child starts with none: connections and caches of the parent are never 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Mapping
@@ -13,10 +14,12 @@ from typing import Any
 
 from celery import Celery
 
-from .breaker import Breakers, CircuitBreaker
+from .breaker import Breakers, CircuitBreaker, Transition
 from .breaker_policy import BreakerPolicy
 from .clock import SYSTEM_CLOCK, Clock
+from .errors import StoreUnavailableError
 from .failure import Classifier
+from .limits import Limits
 from .policy import RetryPolicies
 from .redis_store import RedisStore
 from .schedule import KEEP_RECORD_SECONDS, Schedule
@@ -35,6 +38,7 @@ class Runtime:
         self.clock = clock
         self.settings = Settings.from_mapping(given_settings(app))
         self.family = family_of(app)
+        self._successes: dict[str, int] = {}
 
     @cached_property
     def policies(self) -> RetryPolicies:
@@ -84,11 +88,31 @@ class Runtime:
             default=self.settings.breaker_policy,
             policies=self.settings.breakers,
             max_breakers=self.settings.max_breakers,
+            on_transition=self._on_transition,
         )
+
+    @cached_property
+    def limits(self) -> Limits | None:
+        """The shared limits, None if no Redis is configured."""
+        return None if self.store is None else Limits(self.store)
+
+    def note_success(self, breaker: str) -> None:
+        """Count a success for the retry budget of a breaker; the count goes along with the next retry."""
+        self._successes[breaker] = self._successes.get(breaker, 0) + 1
+
+    def take_successes(self, breaker: str) -> int:
+        """Give what was counted, and start again."""
+        return self._successes.pop(breaker, 0)
 
     def breaker(self, name: str, policy: BreakerPolicy | None = None) -> CircuitBreaker:
         """Give the breaker of a name; `policy` speaks only when this process makes it."""
         return self.breakers.get(name, policy)
+
+    def _on_transition(self, transition: Transition) -> None:
+        """Wake what is parked for a breaker that has closed."""
+        if transition.event in ("closed", "released") and self.schedule is not None:
+            with contextlib.suppress(StoreUnavailableError):
+                self.schedule.wake(transition.breaker)
 
     @property
     def app(self) -> Celery:

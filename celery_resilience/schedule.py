@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 Kind = Literal["retry", "park", "eta"]
 KEEP_RECORD_SECONDS = 2 * 3600.0
+WAKE_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +94,38 @@ class Schedule:
         self._group = f"schedule:{family}"
         self._keys = [store.key(self._group, "due"), store.key(self._group, "entries")]
 
-    def add_attempt(
-        self,
-        envelope: Envelope,
-        queue: str | None,
-        lineage: str,
-        number: int,
-        delay: float,
-        kind: Literal["retry", "park"] = "retry",
-    ) -> bool:
-        """Store the next message of a lineage, due after `delay` seconds; False if it was stored before.
+    def add_attempt(self, envelope: Envelope, queue: str | None, lineage: str, number: int, delay: float) -> bool:
+        """Store the next attempt of a lineage, due after `delay` seconds; False if it was stored before.
 
         `number` grows with each message of the lineage, an attempt or a park. The same script records it, so that a
         redelivered earlier message can see that it is behind.
         """
-        place = Place(queue or "", envelope.priority, kind, f"{lineage}:{number}")
-        record = int(delay + self._keep_seconds)
-        stored = self._add(place, envelope, delay * 1000, "in", self._record(lineage), number, record)
-        crashpoint("schedule.stored")
-        return stored
+        place = Place(queue or "", envelope.priority, "retry", f"{lineage}:{number}")
+        record = (self._record(lineage), number, int(delay + self._keep_seconds))
+        return self._add(place, envelope, delay * 1000, "in", *record)
+
+    def add_park(
+        self, envelope: Envelope, queue: str | None, lineage: str, number: int, delay: float, waits_for: str
+    ) -> bool:
+        """Store the same attempt again, to be tried after `delay` seconds or when what it waits for has come."""
+        place = Place(queue or "", envelope.priority, "park", f"{lineage}:{number}")
+        record = (self._record(lineage), number, int(delay + self._keep_seconds))
+        return self._add(place, envelope, delay * 1000, "in", *record, parked=self._parked(waits_for))
+
+    def wake(self, waits_for: str, spread_seconds: float = 1.0) -> int:
+        """Make what is parked for this due now, spread over a while; gives how many were woken."""
+        keys = [self._keys[0], self._parked(waits_for)]
+        woken = 0
+        while True:
+            looked_at, some = self.store.run("schedule_wake", keys, [WAKE_AT_ONCE, int(spread_seconds * 1000)])
+            woken += int(some)
+            if looked_at < WAKE_AT_ONCE:
+                return woken
 
     def add_eta(self, envelope: Envelope, queue: str | None, name: str, due_at: float) -> bool:
         """Store a user's message until its ETA, in seconds since the epoch."""
         place = Place(queue or "", envelope.priority, "eta", name)
-        stored = self._add(place, envelope, due_at * 1000, "at", self._record(name), 1, int(self._keep_seconds))
-        crashpoint("schedule.stored")
-        return stored
+        return self._add(place, envelope, due_at * 1000, "at", self._record(name), 1, int(self._keep_seconds))
 
     def record(self, lineage: str, attempt: int, delay: float) -> None:
         """Record an attempt that was published elsewhere; what fails here only leaves a redelivery unchecked."""
@@ -174,10 +181,15 @@ class Schedule:
     def _record(self, lineage: str) -> str:
         return self.store.key(self._group, "highest", lineage)
 
-    def _add(self, place: Place, envelope: Envelope, ms: float, base: str, *record: Any) -> bool:
-        key, attempt, keep = record
-        args = [place.member(), envelope.pack(self.clock.token()), int(ms), base, attempt, keep]
-        return bool(self.store.run("schedule_add", [*self._keys, key], args))
+    def _parked(self, waits_for: str) -> str:
+        return self.store.key(self._group, "parked", waits_for)
+
+    def _add(self, place: Place, envelope: Envelope, ms: float, base: str, *record: Any, parked: str = "") -> bool:
+        key, number, keep = record
+        args = [place.member(), envelope.pack(self.clock.token()), int(ms), base, number, keep]
+        stored = self.store.run("schedule_add", [*self._keys, key, *([parked] if parked else [])], args)
+        crashpoint("schedule.stored")
+        return bool(stored)
 
 
 def _pairs(rows: Any) -> list[tuple[Any, float]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .breaker_policy import BreakerPolicy
-from .checks import number, required, suggestion, text, whole_number
+from .checks import number, one_of, required, suggestion, text, whole_number
 from .errors import ConfigurationError
 from .failure import Classifier
 from .policy import CLASS_DEFAULTS, PolicyOption, RetryPolicies, RetryPolicy, policies_from
@@ -35,6 +35,7 @@ class Settings:
     breaker_policy: BreakerPolicy = field(default_factory=BreakerPolicy)
     breakers: Mapping[str, BreakerPolicy] = field(default_factory=dict)
     max_breakers: int = 1000
+    default_breaker: str | None = None
     visibility_timeout_seconds: float | None = None
     schedule_poll_seconds: float = 0.25
     store_timeout_seconds: float = 0.15
@@ -48,6 +49,7 @@ class Settings:
         policies_from(PREFIX + "retry_policy", self.retry_policy)
         check_rules(PREFIX + "failure_rules", self.failure_rules)
         self._check_breakers()
+        one_of(PREFIX + "default_breaker", self.default_breaker, ("task",))
         number(PREFIX + "deadline_seconds", self.deadline_seconds, low=0.001, high=366 * 86400)
         number(PREFIX + "visibility_timeout_seconds", self.visibility_timeout_seconds, low=1, high=86400)
         for name, low, high in (

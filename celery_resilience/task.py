@@ -20,17 +20,28 @@ from celery.signals import task_retry
 from celery.utils.time import maybe_make_aware
 
 from . import worker
+from .admission import Admission, Refused
 from .attempts import HEADER, Attempts
+from .breaker import CircuitBreaker
 from .checks import near_miss, number
 from .decision import DeadLetter, Retry
-from .errors import ConfigurationError
+from .errors import BreakerOpenError, ConfigurationError
 from .failure import FailureClass
+from .gates import BreakerOption, Gates, RateOption, WhenOpen, check_gates
 from .outcome import REFUSED, Outcome, Plan, celery_retry
 from .policy import PolicyOption, policies_from
 from .runtime import Runtime, runtime_of
 from .settings import check_call_options, check_rules
 
-OPTIONS = ("retry_policy", "deadline_seconds", "failure_rules")
+OPTIONS = (
+    "retry_policy",
+    "deadline_seconds",
+    "failure_rules",
+    "breaker",
+    "when_open",
+    "rate_limit_shared",
+    "max_concurrent",
+)
 BUILT_IN = "celery."
 STAGE = "_resilience_stage"  # on a request: how far into __call__ and body it is
 STORE = "_resilience_store"  # on a request: what a signature made by retry() does instead of publishing
@@ -54,6 +65,8 @@ def _as_attempt(body: Body, otherwise: Body) -> Body:
         request._protected = 1  # a call of itself from within the body is a plain call to Celery
         if request.is_eager:
             return self._attempt_eagerly(body, request, args, kwargs)
+        if not (self._plan or self._make_plan())[1].gates.is_open_way:
+            return self._attempt_gated(body, request, args, kwargs)
         if HEADER in request.__dict__ or request.delivery_info.get("redelivered"):
             self._outcome(request).admit()
         try:
@@ -94,6 +107,10 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
     retry_policy: PolicyOption = None
     deadline_seconds: float | None = None
     failure_rules: Any = ()
+    breaker: BreakerOption = None
+    when_open: WhenOpen = "park"
+    rate_limit_shared: RateOption = None
+    max_concurrent: int | None = None
 
     _is_built_in = False
     _plan: tuple[Runtime, Plan] | None = None
@@ -176,6 +193,41 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             signature.__dict__["apply_async"] = partial(store, signature)
         return signature
 
+    def guard(self, name: str) -> CircuitBreaker:
+        """Give the breaker of a name, for `with self.guard("payments"):` in a body; a refusal there parks the task."""
+        return runtime_of(self.app).breaker(name)
+
+    def _attempt_gated(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
+        """Run the body as one attempt, if its gates admit it; a refusal parks it, fails it or runs its fallback."""
+        outcome = self._outcome(request)
+        outcome.admit()
+        admission = Admission(outcome.plan.gates, outcome.runtime, outcome.attempts, str(request.id))
+        refused = admission.enter(args, kwargs)
+        if refused is not None:
+            return self._refuse(outcome, refused, args, kwargs)
+        try:
+            result = body(self, *args, **kwargs)
+        except Exception as error:
+            admission.failed(error)
+            instead = outcome.settle(error)
+            if instead is None:
+                raise
+            raise instead from error
+        except BaseException:
+            admission.cancel()
+            raise
+        admission.succeeded()
+        return result
+
+    def _refuse(self, outcome: Outcome, refused: Refused, args: Any, kwargs: Any) -> Any:
+        when_open = outcome.plan.gates.when_open
+        is_breaker = isinstance(refused.error, BreakerOpenError)
+        if is_breaker and callable(when_open):
+            return when_open(*args, **kwargs)
+        if is_breaker and when_open == "fail":
+            raise refused.error
+        raise outcome.park(refused.by, refused.delay, refused.error, refused.reserved) or refused.error
+
     def _attempt_eagerly(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
         """Make the attempts one after the other, without waiting."""
         while True:
@@ -230,17 +282,24 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
 
     def _plan_of(self, app: Celery) -> Plan:
         """Lay the task's options over the app's, once per process."""
-        runtime = runtime_of(app)
-        if self._plan is None or self._plan[0] is not runtime:
-            cls = type(self)
-            deadline = self.deadline_seconds
-            plan = Plan(
-                policies=policies_from("retry_policy", self.retry_policy, runtime.policies),
-                classifier=runtime.classifier.with_task_rules(option(cls, "failure_rules")),
-                deadline_seconds=runtime.settings.deadline_seconds if deadline is None else deadline,
-            )
-            self._plan = (runtime, plan)
+        if self._plan is None or self._plan[0] is not runtime_of(app):
+            return self._make_plan()[1]
         return self._plan[1]
+
+    def _make_plan(self) -> tuple[Runtime, Plan]:
+        cls, runtime = type(self), runtime_of(self.app)
+        deadline = self.deadline_seconds
+        gates = gates_of(cls)
+        if gates.breaker is None and runtime.settings.default_breaker == "task":
+            gates = replace(gates, breaker=cls.name)
+        plan = Plan(
+            policies=policies_from("retry_policy", self.retry_policy, runtime.policies),
+            classifier=runtime.classifier.with_task_rules(option(cls, "failure_rules")),
+            deadline_seconds=runtime.settings.deadline_seconds if deadline is None else deadline,
+            gates=gates,
+        )
+        self._plan = (runtime, plan)
+        return self._plan
 
     def _stamp(self, resilience: Mapping[str, Any] | None, options: dict[str, Any]) -> None:
         """Put the options and the deadline of a call into its header, unless it carries one already."""
@@ -271,6 +330,7 @@ def check_options(cls: type[ResilientTask]) -> None:
     policies_from(f"{where}retry_policy", cls.retry_policy)
     number(f"{where}deadline_seconds", cls.deadline_seconds, low=0.001, high=366 * 86400)
     check_rules(f"{where}failure_rules", option(cls, "failure_rules"))
+    check_gates(where, gates_of(cls))
     autoretry_for = getattr(cls, "autoretry_for", None)
     if autoretry_for:
         attempts = 1 + cls.max_retries if isinstance(cls.max_retries, int) else 1000
@@ -286,6 +346,17 @@ def check_options(cls: type[ResilientTask]) -> None:
             raise ConfigurationError(
                 f"{where}{name}", getattr(cls, name, None), "is not an option", f"Did you mean {meant!r}?"
             )
+
+
+def gates_of(cls: type[ResilientTask]) -> Gates:
+    """Read the gates from a task's options."""
+    return Gates(
+        task=str(cls.name),
+        breaker=option(cls, "breaker"),
+        when_open=option(cls, "when_open"),
+        rate=option(cls, "rate_limit_shared"),
+        places=option(cls, "max_concurrent"),
+    )
 
 
 def option(cls: type, name: str) -> Any:

@@ -51,6 +51,7 @@ class CircuitBreaker:
         *,
         classifier: Classifier | None = None,
         max_breakers: int = MAX_BREAKERS,
+        on_transition: Callable[[Transition], None] | None = None,
     ) -> None:
         self.name = _checked_name(name)
         self.policy = _checked_policy(policy)
@@ -64,6 +65,7 @@ class CircuitBreaker:
             shared = SharedMachine(name, self.policy, store, clock, max_breakers=max_breakers)
         cooldown = store.cooldown_seconds if store is not None else COOLDOWN_SECONDS
         self._link = Link(name, self.policy, shared, clock, cooldown)
+        self._link.on_transition = on_transition
         self._monotonic = clock.monotonic
         self._times_calls = self.policy.slow_call_seconds is not None
 

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..breaker_policy import BreakerPolicy
@@ -43,6 +44,7 @@ class Link:
         self.clock = clock
         self.shared = shared
         self.cooldown_seconds = cooldown_seconds
+        self.on_transition: Callable[[Transition], None] | None = None
         self.forget()
         _links.add(self)
 
@@ -158,6 +160,8 @@ class Link:
                     self._last_shared, self._away_until = reply, 0.0
         for transition in reply.told:
             self._log(transition)
+            if self.on_transition is not None:
+                self.on_transition(transition)
         return view, reply.granted
 
     def _log(self, transition: Transition) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..breaker_policy import BreakerPolicy
 from ..clock import Clock
@@ -27,7 +27,9 @@ class Breakers:
         default: BreakerPolicy,
         policies: Mapping[str, BreakerPolicy],
         max_breakers: int,
+        on_transition: Callable[[Transition], None] | None = None,
     ) -> None:
+        self.on_transition = on_transition
         self.store = store
         self.clock = clock
         self.classifier = classifier
@@ -49,6 +51,7 @@ class Breakers:
                     clock=self.clock,
                     classifier=self.classifier,
                     max_breakers=self.max_breakers,
+                    on_transition=self.on_transition,
                 )
                 if len(self._known) > self.max_breakers:
                     self._known.popitem(last=False)

@@ -2,6 +2,7 @@
 -- KEYS[1] due      sorted set: member -> due time in ms; bounded by what waits
 -- KEYS[2] entries  hash: member -> packed message; lives as long as its member in KEYS[1]
 -- KEYS[3] highest  string: highest attempt stored for the lineage; TTL ARGV[6]
+-- KEYS[4] parked   (parks only) set of members that wait for the same thing; TTL ARGV[6], renewed with each
 -- ARGV[1] member   ARGV[2] packed message   ARGV[3] ms   ARGV[4] 'in' (from now) or 'at' (since the epoch)
 -- ARGV[5] attempt, or '' for a message that is no attempt   ARGV[6] TTL of KEYS[3] in seconds
 -- returns the due time in ms, or 0 if this attempt was stored before: a twin of the run came first
@@ -22,5 +23,9 @@ redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[1], due, ARGV[1])
 if attempt then
     redis.call('SET', KEYS[3], attempt, 'EX', ARGV[6])
+end
+if KEYS[4] then
+    redis.call('SADD', KEYS[4], ARGV[1])
+    redis.call('EXPIRE', KEYS[4], ARGV[6])
 end
 return due

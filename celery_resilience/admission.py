@@ -1,0 +1,106 @@
+"""Admit one run through its gates, and tell them how it ended.
+
+A refusal gives back whatever was taken before it; it never costs an attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .attempts import Attempts
+from .breaker import Permit, Refusal
+from .errors import LimitReachedError, ResilienceError
+from .gates import Gates
+from .runtime import Runtime
+
+AGAIN_SECONDS = (0.5, 1.5)  # a full bulkhead says nothing about when a place comes free: ask again soon, spread out
+AGAIN_GROWTH_LIMIT = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a run may not start now, and when it may be tried again."""
+
+    by: str
+    delay: float
+    error: ResilienceError
+    reserved: tuple[str, ...] = ()
+
+
+class Admission:
+    """The gates of one run: entered in order, left when it ends."""
+
+    def __init__(self, gates: Gates, runtime: Runtime, attempts: Attempts, token: str) -> None:
+        self._gates = gates
+        self._runtime = runtime
+        self._attempts = attempts
+        self._token = token
+        self._permits: list[Permit] = []
+        self._has_place = False
+        self._reserved = attempts.reserved
+
+    def enter(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Refused | None:
+        """Ask every gate; gives the first refusal, after handing back what the others gave."""
+        refused = self._ask_breakers(args, kwargs) or self._ask_rate(args, kwargs) or self._ask_bulkhead()
+        if refused is not None:
+            self.cancel()
+        return refused
+
+    def succeeded(self) -> None:
+        """Tell the gates that the body succeeded."""
+        for permit in self._permits:
+            permit.success()
+            self._runtime.note_success(permit.name)
+        self._leave()
+
+    def failed(self, error: BaseException) -> None:
+        """Tell the gates that the body failed."""
+        for permit in self._permits:
+            permit.failure(error)
+        self._leave()
+
+    def cancel(self) -> None:
+        """Hand back what was taken, unused."""
+        for permit in self._permits:
+            permit.cancel()
+        self._leave()
+
+    def _ask_breakers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Refused | None:
+        for name, policy in self._gates.breakers(args, kwargs):
+            answer = self._runtime.breaker(name, policy).admit()
+            if isinstance(answer, Refusal):
+                return Refused(name, answer.retry_after, answer.error(), self._reserved)
+            self._permits.append(answer)
+        return None
+
+    def _ask_rate(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Refused | None:
+        limit = self._gates.rate_of(args, kwargs)
+        if limit is None or limit[0] in self._reserved or self._runtime.limits is None:
+            return None
+        name, rate = limit
+        answer = self._runtime.limits.rate(name, rate)
+        # A slot that was given, now or for later, need not be asked for again: not after a park for another reason.
+        self._reserved = (name,) if answer.is_admitted else ()
+        if answer.is_admitted and not answer.wait:
+            return None
+        return Refused(f"rate {name}", answer.wait, LimitReachedError(f"rate {name}", answer.wait), self._reserved)
+
+    def _ask_bulkhead(self) -> Refused | None:
+        places, limits = self._gates.places, self._runtime.limits
+        if places is None or limits is None:
+            return None
+        answer = limits.enter(self._gates.task, places, self._token)
+        self._has_place = answer.is_admitted
+        if answer.is_admitted:
+            return None
+        growth = min(AGAIN_GROWTH_LIMIT, 1.2**self._attempts.parks)
+        delay = min(answer.wait, self._runtime.clock.uniform(*AGAIN_SECONDS) * growth)
+        error = LimitReachedError(f"bulkhead {self._gates.task}", delay)
+        return Refused(f"bulkhead {self._gates.task}", delay, error, self._reserved)
+
+    def _leave(self) -> None:
+        if self._has_place and self._runtime.limits is not None:
+            self._has_place = False
+            self._runtime.limits.leave(self._gates.task, self._token)
