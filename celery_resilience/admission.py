@@ -15,6 +15,7 @@ from .errors import LimitReachedError, ResilienceError
 from .gates import Gates
 from .runtime import Runtime
 
+PACE_SECONDS = 0.05  # a slot this near is waited for in place: exact, and cheaper than a way through the schedule
 AGAIN_SECONDS = (0.5, 1.5)  # a full bulkhead says nothing about when a place comes free: ask again soon, spread out
 AGAIN_GROWTH_LIMIT = 8.0
 
@@ -83,7 +84,8 @@ class Admission:
         answer = self._runtime.limits.rate(name, rate)
         # A slot that was given, now or for later, need not be asked for again: not after a park for another reason.
         self._reserved = (name,) if answer.is_admitted else ()
-        if answer.is_admitted and not answer.wait:
+        if answer.is_admitted and answer.wait <= PACE_SECONDS:
+            self._runtime.clock.sleep(answer.wait)
             return None
         return Refused(f"rate {name}", answer.wait, LimitReachedError(f"rate {name}", answer.wait), self._reserved)
 

@@ -150,8 +150,17 @@ class Schedule:
         return Due([Place.of(member) for member in members], wait)
 
     def release(self, queue_list: str, places: Sequence[Place]) -> int:
-        """Move due messages into a list of the broker on the same server, in one step."""
-        moved: int = self.store.run("schedule_release", [*self._keys, queue_list], [place.member() for place in places])
+        """Move due messages into a list of the broker on the same server, in one step.
+
+        What was parked goes to the front: it has stood in the queue before, and a slot of a rate must not be missed.
+        """
+        moved = 0
+        for push, some in (
+            ("RPUSH", [place.member() for place in places if place.kind == "park"]),
+            ("LPUSH", [place.member() for place in places if place.kind != "park"]),
+        ):
+            if some:
+                moved += int(self.store.run("schedule_release", [*self._keys, queue_list], [push, *some]))
         return moved
 
     def claim(self, places: Sequence[Place], lease_seconds: float) -> list[tuple[Place, Envelope]]:
