@@ -100,14 +100,20 @@ class Schedule:
         """
         place = Place(queue or "", envelope.priority, "retry", f"{lineage}:{attempt}")
         record = int(delay + self._keep_seconds)
-        stored = self._add(place, envelope, delay * 1000, "in", self._record(lineage), attempt, record)
+        stored = self._add(place, envelope, delay * 1000, "in", self._record(lineage), attempt, record, "once")
         crashpoint("schedule.stored")
         return stored
 
-    def add_eta(self, envelope: Envelope, queue: str | None, name: str, due_at: float) -> bool:
-        """Store a user's message until its ETA, in seconds since the epoch."""
-        place = Place(queue or "", envelope.priority, "eta", name)
-        stored = self._add(place, envelope, due_at * 1000, "at", self._record(name), 1, int(self._keep_seconds))
+    def add_eta(
+        self, envelope: Envelope, queue: str | None, name: str, due_at: float, *, is_unique: bool = True
+    ) -> bool:
+        """Store a user's message until its ETA, in seconds since the epoch.
+
+        `name` is what `was_moved` will ask by; unless it is unique to this message, another one may be stored under it.
+        """
+        place = Place(queue or "", envelope.priority, "eta", name if is_unique else f"{name}:{self.clock.token()}")
+        record = (self._record(name), 1, int(self._keep_seconds), "once" if is_unique else "anyway")
+        stored = self._add(place, envelope, due_at * 1000, "at", *record)
         crashpoint("schedule.stored")
         return stored
 
@@ -166,8 +172,8 @@ class Schedule:
         return self.store.key(self._group, "highest", lineage)
 
     def _add(self, place: Place, envelope: Envelope, ms: float, base: str, *record: Any) -> bool:
-        key, attempt, keep = record
-        args = [place.member(), envelope.pack(self.clock.token()), int(ms), base, attempt, keep]
+        key, *kept = record
+        args = [place.member(), envelope.pack(self.clock.token()), int(ms), base, *kept]
         return bool(self.store.run("schedule_add", [*self._keys, key], args))
 
 
