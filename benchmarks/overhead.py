@@ -99,7 +99,8 @@ class Bench:
 def start(kind: str, server: Any) -> Bench:
     """Start one worker and wait until it consumes."""
     log = Path(f"/tmp/overhead-{os.getpid()}-{kind}.log")
-    command = [sys.executable, "-m", "celery", "-A", f"benchmarks._overhead_{kind}", "worker", "-P", "prefork", "-c", "1"]
+    command = [sys.executable, "-m", "celery", "-A", f"benchmarks._overhead_{kind}", "worker", "-P", "prefork"]
+    command += ["-c", "1"]
     command += ["-Q", kind, "-n", f"{kind}@bench", "-l", "WARNING", "--without-gossip", "--without-mingle"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=log.open("wb"), stderr=subprocess.STDOUT)
     bench = Bench(kind, process, redis.Redis.from_url(server.url), server.pid)

@@ -101,7 +101,7 @@ class Schedule:
         redelivered earlier message can see that it is behind.
         """
         place = Place(queue or "", envelope.priority, "retry", f"{lineage}:{number}")
-        record = (self._record(lineage), number, int(delay + self._keep_seconds))
+        record = (self._record(lineage), number, int(delay + self._keep_seconds), "once")
         return self._add(place, envelope, delay * 1000, "in", *record)
 
     def add_park(
@@ -109,7 +109,7 @@ class Schedule:
     ) -> bool:
         """Store the same attempt again, to be tried after `delay` seconds or when what it waits for has come."""
         place = Place(queue or "", envelope.priority, "park", f"{lineage}:{number}")
-        record = (self._record(lineage), number, int(delay + self._keep_seconds))
+        record = (self._record(lineage), number, int(delay + self._keep_seconds), "once")
         return self._add(place, envelope, delay * 1000, "in", *record, parked=self._parked(waits_for))
 
     def wake(self, waits_for: str, spread_seconds: float = 1.0) -> int:
@@ -122,10 +122,16 @@ class Schedule:
             if looked_at < WAKE_AT_ONCE:
                 return woken
 
-    def add_eta(self, envelope: Envelope, queue: str | None, name: str, due_at: float) -> bool:
-        """Store a user's message until its ETA, in seconds since the epoch."""
-        place = Place(queue or "", envelope.priority, "eta", name)
-        return self._add(place, envelope, due_at * 1000, "at", self._record(name), 1, int(self._keep_seconds))
+    def add_eta(
+        self, envelope: Envelope, queue: str | None, name: str, due_at: float, *, is_unique: bool = True
+    ) -> bool:
+        """Store a user's message until its ETA, in seconds since the epoch.
+
+        `name` is what `was_moved` will ask by; unless it is unique to this message, another one may be stored under it.
+        """
+        place = Place(queue or "", envelope.priority, "eta", name if is_unique else f"{name}:{self.clock.token()}")
+        record = (self._record(name), 1, int(self._keep_seconds), "once" if is_unique else "anyway")
+        return self._add(place, envelope, due_at * 1000, "at", *record)
 
     def record(self, lineage: str, attempt: int, delay: float) -> None:
         """Record an attempt that was published elsewhere; what fails here only leaves a redelivery unchecked."""
@@ -194,8 +200,8 @@ class Schedule:
         return self.store.key(self._group, "parked", waits_for)
 
     def _add(self, place: Place, envelope: Envelope, ms: float, base: str, *record: Any, parked: str = "") -> bool:
-        key, number, keep = record
-        args = [place.member(), envelope.pack(self.clock.token()), int(ms), base, number, keep]
+        key, *kept = record
+        args = [place.member(), envelope.pack(self.clock.token()), int(ms), base, *kept]
         stored = self.store.run("schedule_add", [*self._keys, key, *([parked] if parked else [])], args)
         crashpoint("schedule.stored")
         return bool(stored)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from celery import Celery
@@ -49,13 +50,18 @@ def move_if_far(message: Message, eta: Any, runtime: Runtime) -> bool:
     envelope = original(message.properties, message.delivery_info)
     if schedule is None or envelope is None or due_at is None:
         return False
-    # The tag of a Redis message outlives a redelivery: it tells whether a crash came between storing and the ack.
+    # A message on Redis has a tag that outlives a redelivery; elsewhere its task's id must do, and the copy that is
+    # stored goes without its ETA, so that a redelivery of the copy is not taken for one of the original.
     tag = message.properties.get("delivery_tag")
-    name = f"eta:{tag or schedule.clock.token()}"
+    name = f"eta:{tag}" if tag else f"eta:{envelope.headers.get('id')}:{envelope.headers.get('retries')}"
     try:
+        if message.delivery_info.get("redelivered") and schedule.was_moved(name):
+            return True  # a crash came between storing and the ack
         if due_at <= runtime.clock.time() + FAR_SECONDS:
-            return bool(tag and message.delivery_info.get("redelivered") and schedule.was_moved(name))
-        schedule.add_eta(envelope, origin_queue(runtime.app, message.delivery_info), name, due_at)
+            return False
+        if not tag:
+            envelope = replace(envelope, headers={**envelope.headers, "eta": None})
+        schedule.add_eta(envelope, origin_queue(runtime.app, message.delivery_info), name, due_at, is_unique=bool(tag))
     except StoreUnavailableError as error:
         tell(logger, logging.WARNING, Event.ETA_KEPT, task_id=message.headers.get("id"), error=error)
         return False

@@ -155,7 +155,8 @@ class TestBetweenPublishingAndRemoving:
         self.lease_ends(stage)
         stage.wait_runs(key, 3)
 
-        assert stage.attempts(key) == [1, 2, 2]
+        assert stage.attempts(key)[0] == 1
+        assert set(stage.attempts(key)[1:]) == {2}
         wait_until(lambda: stage.schedule.count() == 0, 10, "an empty schedule")
 
     def test_the_two_copies_do_not_become_two_lines_of_attempts(self, on_rabbitmq: Stage) -> None:
@@ -170,7 +171,9 @@ class TestBetweenPublishingAndRemoving:
         assert stage.script(DONE)[1].get(timeout=20) == "done"
 
         attempts = stage.attempts(key)
-        assert sorted(attempts) == [1, 2, 2, 3, 4]
+        assert set(attempts) == {1, 2, 3, 4}
+        # The copies share attempt 2, which the dying worker may have begun as well; from there on there is one line.
+        assert [attempts.count(n) for n in (1, 3, 4)] == [1, 1, 1]
 
 
 class TestKillsAtRandom:

@@ -222,7 +222,6 @@ def test_a_fork_can_neither_stop_nor_delete_it(redis_server: EmbeddedRedis) -> N
     assert redis_server.client().ping()
 
 
-@pytest.mark.xfail(strict=False, reason="the package's __init__ imports its front door eagerly")
 def test_the_plugin_loads_neither_celery_nor_redis() -> None:
     script = (
         "import sys, celery_resilience.testing.plugin\nprint(*sorted({'celery', 'kombu', 'redis'} & set(sys.modules)))"

@@ -50,7 +50,7 @@ def test_a_wrong_setting_stops_the_worker(
         ({"deadline_seconds": -5}, ["wrong.work", "deadline_seconds=-5", "from 0.001 to", "Give a number"]),
         ({"policy": {"base_seconds": -1}}, ["base_seconds=-1", "from 0 to"]),
         ({"policy": {"base_seconds": 9, "cap_seconds": 3}}, ["cap_seconds=3", "base_seconds=9", "Raise cap_seconds"]),
-        ({"autoretry_for": 1}, ["wrong.work", "autoretry_for", "ConnectionError", "write retry_policy=RetryPolicy("]),
+        ({"autoretry_for": 1}, ["wrong.work", "autoretry_for", "ConnectionError", "retry_policy=RetryPolicy("]),
     ],
 )
 def test_a_wrong_option_stops_the_worker(

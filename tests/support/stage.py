@@ -65,16 +65,16 @@ class Stage:
         """Give a name that no other test of the run uses."""
         return f"k{next(_numbers)}-{uuid.uuid4().hex[:6]}"
 
-    def send(self, task: str, *args: Any, kwargs: Mapping[str, Any] | None = None, **options: Any) -> AsyncResult:
+    def send(self, task: str, *args: Any, kwargs: Mapping[str, Any] | None = None, **options: Any) -> AsyncResult[Any]:
         """Send a task by its short name."""
         return self.app.tasks[f"resilient.{task}"].apply_async(args, dict(kwargs or {}), **options)
 
-    def script(self, *steps: Any, task: str = "script", **options: Any) -> tuple[str, AsyncResult]:
+    def script(self, *steps: Any, task: str = "script", **options: Any) -> tuple[str, AsyncResult[Any]]:
         """Send a scripted task; gives its key and its result."""
         key = self.key()
         return key, self.send(task, key, *steps, **options)
 
-    def runs(self, key: str) -> list[dict[str, Any]]:
+    def runs(self, key: str) -> list[Any]:
         """Give what the runs of a key have noted so far."""
         return [json.loads(text) for text in self.record.lrange(f"run:{key}", 0, -1)]
 
@@ -82,12 +82,12 @@ class Stage:
         """Give the attempt numbers of the runs of a key."""
         return [run if isinstance(run, int) else run["attempt"] for run in self.runs(key)]
 
-    def wait_runs(self, key: str, count: int, seconds: float = 15) -> list[dict[str, Any]]:
+    def wait_runs(self, key: str, count: int, seconds: float = 15) -> list[Any]:
         """Wait until a key has run that often."""
         wait_until(lambda: len(self.runs(key)) >= count, seconds, lambda: f"run {count} of {key}: {self.runs(key)}")
         return self.runs(key)
 
-    def wait_state(self, result: AsyncResult, state: str, seconds: float = 15) -> None:
+    def wait_state(self, result: AsyncResult[Any], state: str, seconds: float = 15) -> None:
         """Wait until a task has come to a state."""
         wait_until(lambda: result.state == state, seconds, lambda: f"{state} of {result.id}, which is {result.state}")
 
