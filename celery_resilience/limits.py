@@ -43,6 +43,15 @@ class Limits:
         args = [int(rate.interval_seconds * 1e6), rate.burst, int(longest_wait * 1e6)]
         return self._ask("rate_admit", self._key("rate", name), args, 1e6)
 
+    def hold(self, name: str, rate: Rate, seconds: float) -> None:
+        """Let nobody through a rate for a while, because the server asked for rest. Never raises."""
+        try:
+            self._store.run(
+                "rate_hold", [self._key("rate", name)], [int(seconds * 1e6), int(rate.interval_seconds * 1e6)]
+            )
+        except StoreUnavailableError as error:
+            tell(logger, logging.WARNING, Event.LIMIT_UNASKED, limit=name, error=error)
+
     def enter(self, name: str, places: int, token: str) -> Answer:
         """Take a place in a bulkhead until `leave`, or until its lease is not renewed any more."""
         return self._ask("bulkhead_enter", self._key("bulkhead", name), [token, places, int(LEASE_SECONDS * 1000)], 1e3)

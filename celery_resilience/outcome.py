@@ -32,6 +32,7 @@ from .runtime import Runtime
 from .schedule import Schedule
 from .settings import policy_of_call
 from .transport.envelope import Envelope, original, with_arguments
+from .transport.lineage import lineage_name
 from .transport.queues import delays_natively, origin_queue
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class Outcome:
         failure = self.classify(error)
         if failure.failure_class is FailureClass.NOT_A_FAILURE:
             return None
+        self._rest(failure)
         match self.decide(failure):
             case Retry(delay):
                 delay = self._budgeted(delay, failure)
@@ -136,6 +138,18 @@ class Outcome:
         message = next_message(envelope, attempts, self.request.retries)
         number = attempts.step + 1
         schedule.add_park(message, attempts.queue, str(attempts.lineage), number, delay, waits_for)
+
+    def _rest(self, failure: Failure) -> None:
+        """Let the whole fleet rest as long as the server asked, where a shared rate or a breaker can make it."""
+        seconds = failure.retry_after
+        if failure.failure_class is not FailureClass.RATE_LIMITED or not seconds or self.plan.gates.is_open_way:
+            return
+        args, kwargs = self.request.args or (), self.request.kwargs or {}
+        limit = self.plan.gates.rate_of(args, kwargs)
+        if limit is not None and self.runtime.limits is not None:
+            self.runtime.limits.hold(*limit, seconds)
+        for name, policy in self.plan.gates.breakers(args, kwargs):
+            self.runtime.breaker(name, policy).rest(seconds)
 
     def _budgeted(self, delay: float, failure: Failure) -> float:
         """Hold a retry back when retries are more than their share of successes: a storm becomes a queue."""
@@ -257,15 +271,8 @@ def celery_retry(error: BaseException | None, delay: float, *, is_eager: bool = 
 
 
 def lineage_of(request: Any) -> str:
-    """Name the line of attempts that begins with this message.
-
-    A message on Redis has a tag of its own, which survives redelivery; elsewhere the task's id must serve, with the
-    depth of `replace`, which keeps the id.
-    """
-    tag = (request.properties or {}).get("delivery_tag")
-    if isinstance(tag, str):
-        return str(tag)
-    return f"{request.id}:{request.replaced_task_nesting or 0}"
+    """Name the line of attempts that begins with this message."""
+    return lineage_name(request.properties, request.id, request.replaced_task_nesting)
 
 
 def next_message(envelope: Envelope, attempts: Attempts, retries: int) -> Envelope:

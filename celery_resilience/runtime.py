@@ -14,16 +14,19 @@ from typing import Any
 
 from celery import Celery
 
+from .backpressure import Backpressure
 from .breaker import Breakers, CircuitBreaker, Transition
 from .breaker_policy import BreakerPolicy
 from .clock import SYSTEM_CLOCK, Clock
 from .errors import StoreUnavailableError
 from .failure import Classifier
 from .limits import Limits
+from .pauses import Pauses
 from .policy import RetryPolicies
 from .redis_store import RedisStore
 from .schedule import KEEP_RECORD_SECONDS, Schedule
 from .settings import PREFIX, Settings
+from .transport.depth import queue_length
 from .transport.target import family_of, redis_target
 
 _ATTRIBUTE = "_resilience_runtime"
@@ -95,6 +98,16 @@ class Runtime:
     def limits(self) -> Limits | None:
         """The shared limits, None if no Redis is configured."""
         return None if self.store is None else Limits(self.store)
+
+    @cached_property
+    def pauses(self) -> Pauses | None:
+        """The paused queues and tasks, None if no Redis is configured."""
+        return None if self.store is None else Pauses(self.store, self.schedule)
+
+    @cached_property
+    def backpressure(self) -> Backpressure:
+        """The lengths of queues, for producers that must not send more."""
+        return Backpressure(lambda queue: queue_length(self.app, queue), self.clock)
 
     def note_success(self, breaker: str) -> None:
         """Count a success for the retry budget of a breaker; the count goes along with the next retry."""

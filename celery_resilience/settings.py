@@ -36,6 +36,7 @@ class Settings:
     breakers: Mapping[str, BreakerPolicy] = field(default_factory=dict)
     max_breakers: int = 1000
     default_breaker: str | None = None
+    queue_full_wait_seconds: float = 0.0
     visibility_timeout_seconds: float | None = None
     schedule_poll_seconds: float = 0.25
     store_timeout_seconds: float = 0.15
@@ -57,6 +58,7 @@ class Settings:
             ("store_timeout_seconds", 0.01, 5),
             ("store_cooldown_seconds", 0.1, 300),
             ("requeue_pause_seconds", 0, 60),
+            ("queue_full_wait_seconds", 0, 3600),
         ):
             required(PREFIX + name, getattr(self, name))
             number(PREFIX + name, getattr(self, name), low=low, high=high)

@@ -23,7 +23,7 @@ from . import worker
 from .admission import Admission, Refused
 from .attempts import HEADER, Attempts
 from .breaker import CircuitBreaker
-from .checks import near_miss, number
+from .checks import near_miss, number, whole_number
 from .decision import DeadLetter, Retry
 from .errors import BreakerOpenError, ConfigurationError
 from .failure import FailureClass
@@ -32,6 +32,7 @@ from .outcome import REFUSED, Outcome, Plan, celery_retry
 from .policy import PolicyOption, policies_from
 from .runtime import Runtime, runtime_of
 from .settings import check_call_options, check_rules
+from .transport.depth import queue_of
 
 OPTIONS = (
     "retry_policy",
@@ -41,6 +42,7 @@ OPTIONS = (
     "when_open",
     "rate_limit_shared",
     "max_concurrent",
+    "max_queue_length",
 )
 BUILT_IN = "celery."
 STAGE = "_resilience_stage"  # on a request: how far into __call__ and body it is
@@ -111,6 +113,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
     when_open: WhenOpen = "park"
     rate_limit_shared: RateOption = None
     max_concurrent: int | None = None
+    max_queue_length: int | None = None
 
     _is_built_in = False
     _plan: tuple[Runtime, Plan] | None = None
@@ -146,6 +149,8 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
     ) -> Any:
         """Send the task; `resilience={"max_attempts": 3, "deadline_seconds": 60}` sets options for this call."""
         self._stamp(resilience, options)
+        if self.max_queue_length is not None:
+            self._check_room(args, kwargs, options)
         return super().apply_async(args, kwargs, *positional, **options)
 
     def apply(
@@ -315,6 +320,16 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             attempts = replace(attempts, deadline_at=self._start(options) + deadline)
         options["headers"] = {**headers, HEADER: attempts.to_header()}
 
+    def _check_room(self, args: Any, kwargs: Any, options: dict[str, Any]) -> None:
+        """Refuse to send into a queue that is too long; what a worker sends again is let pass."""
+        if self.max_queue_length is None or options.get("retries") or self.app.conf.task_always_eager:
+            return
+        queue = queue_of(self.app, self.name, options, args, kwargs)
+        if queue is not None:
+            runtime = runtime_of(self.app)
+            wait = runtime.settings.queue_full_wait_seconds
+            runtime.backpressure.check(queue, self.max_queue_length, wait)
+
     def _start(self, options: Mapping[str, Any]) -> float:
         """Give the moment from which a deadline counts: the publish, or the ETA that was asked for."""
         now = runtime_of(self.app).clock.time()
@@ -331,6 +346,7 @@ def check_options(cls: type[ResilientTask]) -> None:
     number(f"{where}deadline_seconds", cls.deadline_seconds, low=0.001, high=366 * 86400)
     check_rules(f"{where}failure_rules", option(cls, "failure_rules"))
     check_gates(where, gates_of(cls))
+    whole_number(f"{where}max_queue_length", cls.max_queue_length, low=1, high=1_000_000_000)
     autoretry_for = getattr(cls, "autoretry_for", None)
     if autoretry_for:
         attempts = 1 + cls.max_retries if isinstance(cls.max_retries, int) else 1000

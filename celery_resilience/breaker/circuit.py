@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from ..breaker_policy import BreakerPolicy
 from ..checks import number, required, text
 from ..clock import SYSTEM_CLOCK, Clock
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, StoreUnavailableError
 from ..failure import Classifier
 from ..redis_store import RedisStore
 from .link import Link
@@ -30,6 +30,7 @@ Result = TypeVar("Result")
 
 MAX_NAME = 200
 COOLDOWN_SECONDS = 5.0
+RETRY_AFTER = "Retry-After"
 _entered: ContextVar[tuple[Permit, ...]] = ContextVar("celery_resilience_permits", default=())
 
 
@@ -160,6 +161,15 @@ class CircuitBreaker:
     def disable(self, *, who: str, why: str, for_seconds: float | None = None) -> None:
         """Only count: every call passes and nothing trips. Raises StoreUnavailableError."""
         self._override("disabled", who, why, for_seconds)
+
+    def rest(self, seconds: float) -> None:
+        """Refuse the fleet's calls as long as the server asked for; an operator's override stays. Never raises."""
+        try:
+            snapshot = self._machine.look()
+            if snapshot is None or not snapshot.override_who or snapshot.override_who == RETRY_AFTER:
+                self.force_open(who=RETRY_AFTER, why=f"asked to wait {seconds:.0f} s", for_seconds=max(0.001, seconds))
+        except StoreUnavailableError:
+            return  # the local machine has no fleet to hold back
 
     def reset(self, *, who: str, why: str) -> None:
         """End any override and start closed with an empty window. Raises StoreUnavailableError."""
