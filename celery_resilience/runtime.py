@@ -122,7 +122,9 @@ class Runtime:
         return self.breakers.get(name, policy)
 
     def _on_transition(self, transition: Transition) -> None:
-        """Wake what is parked for a breaker that has closed."""
+        """Tell Celery's event stream of a breaker's change, and wake what is parked for one that has closed."""
+        with contextlib.suppress(Exception), self.app.events.default_dispatcher() as dispatcher:
+            dispatcher.send(f"resilience-breaker-{transition.event}", **transition.as_dict())
         if transition.event in ("closed", "released") and self.schedule is not None:
             with contextlib.suppress(StoreUnavailableError):
                 self.schedule.wake(transition.breaker)
