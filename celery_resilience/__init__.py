@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .breaker_policy import BreakerPolicy
     from .errors import ResilienceError
     from .failure import Classifier, Failure, FailureClass
+    from .guarded import guarded
     from .policy import NO_RETRY, RetryPolicy
     from .runtime import runtime_of
     from .settings import Settings
@@ -29,6 +30,7 @@ _HOMES = {
     "ResilientTask": "task",
     "RetryPolicy": "policy",
     "Settings": "settings",
+    "guarded": "guarded",
     "runtime_of": "runtime",
 }
 
@@ -43,6 +45,7 @@ __all__ = [
     "ResilientTask",
     "RetryPolicy",
     "Settings",
+    "guarded",
     "runtime_of",
 ]
 
