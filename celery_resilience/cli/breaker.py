@@ -88,11 +88,11 @@ def list_breakers(ctx: click.Context, breakers: Breakers, as_json: bool) -> None
     """List the breakers that are known, the last used first."""
     found = breakers.snapshots()
     if as_json:
-        _print_json(ctx, [one.as_dict() for one in found])
+        print_json(ctx, [one.as_dict() for one in found])
         return
     now = breakers.clock.time()
     rows = [(one.name, one.state, *_counts(one), _ago(one.since, now), _note(one, now)) for one in found]
-    _print_table(ctx, ("breaker", "state", "calls", "failures", "since", "note"), rows, "No breaker was used yet.")
+    print_table(ctx, ("breaker", "state", "calls", "failures", "since", "note"), rows, "No breaker was used yet.")
 
 
 @breaker.command()
@@ -103,12 +103,12 @@ def show(ctx: click.Context, breakers: Breakers, name: str, as_json: bool) -> No
     """Show all that is known of one breaker."""
     found = _known(breakers, [name])[0]
     if as_json:
-        _print_json(ctx, found.as_dict())
+        print_json(ctx, found.as_dict())
         return
     for field, value in found.as_dict().items():
         if field != "policy":
             is_time = field in ("since", "open_until", "override_until", "used_at")
-            ctx.obj.echo(f"{field:<22}{_moment(value) if is_time else value}")
+            ctx.obj.echo(f"{field:<22}{moment(value) if is_time else value}")
     for field, value in found.policy.items():
         ctx.obj.echo(f"policy.{field:<22}{value}")
 
@@ -124,13 +124,13 @@ def history(ctx: click.Context, breakers: Breakers, name: str | None, limit: int
         _known(breakers, [name])
     found: list[Transition] = breakers.history(limit, name)
     if as_json:
-        _print_json(ctx, [one.as_dict() for one in found])
+        print_json(ctx, [one.as_dict() for one in found])
         return
     rows = [
-        (_moment(one.at), one.breaker, one.event, f"{one.from_state} → {one.to_state}", one.who or "-", one.reason)
+        (moment(one.at), one.breaker, one.event, f"{one.from_state} → {one.to_state}", one.who or "-", one.reason)
         for one in found
     ]
-    _print_table(ctx, ("at", "breaker", "event", "change", "who", "reason"), rows, "Nothing has happened yet.")
+    print_table(ctx, ("at", "breaker", "event", "change", "who", "reason"), rows, "Nothing has happened yet.")
 
 
 @breaker.command("open")
@@ -186,10 +186,10 @@ def _override(
         if not yes and not click.confirm(f"{words.capitalize()} {', '.join(names)} for the whole fleet?", err=True):
             ctx.exit(1)
         for one in before:
-            getattr(breakers.get(one.name), method)(who=_who(), why=reason, **lasting)
+            getattr(breakers.get(one.name), method)(who=who(), why=reason, **lasting)
     after = before if dry_run else _known(breakers, names)
     if as_json:
-        _print_json(ctx, [{**one.as_dict(), "dry_run": dry_run} for one in after])
+        print_json(ctx, [{**one.as_dict(), "dry_run": dry_run} for one in after])
         return
     for one in after:
         ctx.obj.echo(f"{one.name}: would {words}, is {one.state}" if dry_run else f"{one.name}: {one.state}")
@@ -209,7 +209,8 @@ def _known(breakers: Breakers, names: Sequence[str]) -> list[Snapshot]:
     return [one for one in found.values() if one is not None]
 
 
-def _who() -> str:
+def who() -> str:
+    """Name the person at the keyboard."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a container's user without a name
@@ -233,15 +234,18 @@ def _ago(moment: float, now: float) -> str:
     return human_seconds(max(0.1, now - moment)) if moment else "-"
 
 
-def _moment(seconds: float) -> str:
+def moment(seconds: float) -> str:
+    """Write a moment for people, in UTC."""
     return datetime.fromtimestamp(seconds, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ") if seconds else "-"
 
 
-def _print_json(ctx: click.Context, value: Any) -> None:
+def print_json(ctx: click.Context, value: Any) -> None:
+    """Print a value for machines."""
     ctx.obj.echo(json.dumps(value, indent=2))
 
 
-def _print_table(ctx: click.Context, head: tuple[str, ...], rows: Sequence[tuple[str, ...]], nothing: str) -> None:
+def print_table(ctx: click.Context, head: tuple[str, ...], rows: Sequence[tuple[str, ...]], nothing: str) -> None:
+    """Print a table for people, or what to say when it is empty."""
     if not rows:
         ctx.obj.echo(nothing)
         return
