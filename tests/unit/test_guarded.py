@@ -208,6 +208,23 @@ class TestNesting:
             outer()
         assert service.calls == 3
 
+    def test_a_cause_raised_later_is_seen_too(self, app: Celery) -> None:
+        service = Service(down())
+        inner = guarded(retry_policy=QUICK, app=app)(service)
+
+        @guarded(retry_policy=QUICK, app=app)
+        def outer() -> None:
+            problems = []
+            try:
+                inner()
+            except ConnectionError as error:
+                problems.append(error)
+            raise TimeoutError("wrapped") from problems[0]  # no longer its context
+
+        with pytest.raises(TimeoutError):
+            outer()
+        assert service.calls == 3
+
     def test_an_inner_call_without_a_policy_leaves_the_retries_to_the_outer_one(self, app: Celery) -> None:
         service = Service(down(), "paid")
         inner = guarded(breaker="payments", app=app)(service)
@@ -262,6 +279,24 @@ class TestBreaker:
             call()
         assert refused.value.name == "payments"
         assert service.calls == 2
+
+    def test_successes_close_it_again(self, app: Celery, clock: FakeClock) -> None:
+        call = guarded(breaker="payments", app=app)(Service(down(), down(), "paid"))
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                call()
+        clock.move(60)
+
+        assert [call() for _ in range(TRIPS.successes_to_close)] == ["paid", "paid"]
+        assert runtime_of(app).breaker("payments").snapshot().state == "closed"
+
+    def test_successes_fill_the_retry_budget_that_tasks_share(self, app: Celery) -> None:
+        call = guarded(breaker="payments", app=app)(Service("paid"))
+
+        for _ in range(2):
+            call()
+
+        assert runtime_of(app).take_successes("payments") == 2
 
     def test_a_refusal_after_a_failed_try_raises_the_failure(self, app: Celery) -> None:
         """The attempt was made; a refusal would have the task parked as if it had not been."""
@@ -395,8 +430,13 @@ class TestCoroutines:
         async def pay() -> None:
             order.append(service())
 
+        async def tick() -> None:
+            for _ in range(3):
+                await asyncio.sleep(0.001)
+            order.append("meanwhile")
+
         async def both() -> None:
-            await asyncio.gather(pay(), asyncio.sleep(0.01, order.append("meanwhile")))
+            await asyncio.gather(pay(), tick())
 
         asyncio.run(both())
         assert order == ["meanwhile", "paid"]
