@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from celery_resilience import runtime_of
+from celery_resilience.crashpoints import VARIABLE
 from celery_resilience.pauses import Pauses
 from celery_resilience.testing import EmbeddedRedis, embedded_redis
 from tests.support.rabbitmq import RabbitMQ
@@ -153,6 +154,28 @@ def test_a_paused_task_keeps_its_eta(stage: Stage) -> None:
     assert stage.runs(key)[0]["at"] - began >= 4.9
 
 
+@pytest.mark.parametrize("is_resumed_first", [False, True])
+def test_a_crash_between_parking_and_the_ack_leaves_one_message(
+    tmp_path: Path, redis_server: EmbeddedRedis, is_resumed_first: bool
+) -> None:
+    with open_stage(tmp_path, redis_server, VISIBILITY_TIMEOUT="1") as stage:
+        pause(stage, "task", "resilient.script")
+        doomed = stage.worker(pool="solo", env={VARIABLE: "schedule.stored"})
+        key, result = stage.script(DONE)
+        wait_until(lambda: not doomed.is_alive, 20, doomed.log)
+        if is_resumed_first:
+            pauses_of(stage).resume("task", "resilient.script")
+        stage.worker(pool="solo")
+        wait_until(lambda: not stage.unacked(), 15, "the ack of the message that came back")
+        before = (stage.schedule.count(), stage.runs(key))
+        pauses_of(stage).resume("task", "resilient.script")
+
+        assert result.get(timeout=20) == "done"
+        assert is_resumed_first or before == (1, [])
+        stage.wait_idle()
+        assert stage.attempts(key) == [1]
+
+
 def test_queues_and_tasks_are_paused_on_rabbitmq_too(
     tmp_path: Path, redis_server: EmbeddedRedis, rabbitmq: RabbitMQ
 ) -> None:
@@ -160,9 +183,10 @@ def test_queues_and_tasks_are_paused_on_rabbitmq_too(
     queues = json.dumps([{"name": name, "exchange": name, "routing_key": name} for name in (one, two)])
     conf = {"task_default_queue": one, "task_default_exchange": one, "task_default_routing_key": one}
     with open_stage(tmp_path, redis_server, broker=rabbitmq.url, conf=conf, QUEUES=queues) as stage:
-        pause(stage, "queue", one)
         pause(stage, "task", "resilient.thrice")
         worker = stage.worker(queues=(one, two))
+        pause(stage, "queue", one)
+        worker.wait_for_log("resilience-queue-paused")
         sent = [stage.script(DONE, queue=one) for _ in range(5)]
         sent += [stage.script(DONE, task="thrice", queue=two) for _ in range(5)]
         others_go_on(stage, two)
