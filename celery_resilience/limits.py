@@ -45,10 +45,9 @@ class Limits:
 
     def hold(self, name: str, rate: Rate, seconds: float) -> None:
         """Let nobody through a rate for a while, because the server asked for rest. Never raises."""
+        early = rate.interval_seconds * (rate.burst - 1)
         try:
-            self._store.run(
-                "rate_hold", [self._key("rate", name)], [int(seconds * 1e6), int(rate.interval_seconds * 1e6)]
-            )
+            self._store.run("rate_hold", [self._key("rate", name)], [int(seconds * 1e6), int(early * 1e6)])
         except StoreUnavailableError as error:
             tell(logger, logging.WARNING, Event.LIMIT_UNASKED, limit=name, error=error)
 
@@ -70,7 +69,7 @@ class Limits:
         return kept
 
     def spend(self, name: str, cost: float, successes: int, *, share: float, per_second: float) -> Answer:
-        """Spend from a retry budget; not admitted means that this retry would be part of a storm."""
+        """Spend from a retry budget; not admitted: this retry is part of a storm and has its turn after `wait`."""
         most = max(10.0, per_second * 10)
         return self._ask("budget_spend", self._key("budget", name), [cost, successes, share, per_second, most], 1e3)
 

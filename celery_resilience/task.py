@@ -324,7 +324,8 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         """Refuse to send into a queue that is too long; what a worker sends again is let pass."""
         if self.max_queue_length is None or options.get("retries") or self.app.conf.task_always_eager:
             return
-        queue = queue_of(self.app, self.name, options, args, kwargs)
+        own = self._get_exec_options()  # type: ignore[attr-defined]  # not in the stubs: a queue named on the decorator
+        queue = queue_of(self.app, self.name, {**own, **options}, args, kwargs)
         if queue is not None:
             runtime = runtime_of(self.app)
             wait = runtime.settings.queue_full_wait_seconds

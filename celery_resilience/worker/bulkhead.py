@@ -8,7 +8,8 @@ from typing import Any
 from celery import bootsteps
 from celery.worker import state
 
-from ..limits import LEASE_SECONDS, Limits
+from .. import limits as shared_limits
+from ..limits import Limits
 from ..runtime import runtime_of
 from .duty import Duty
 
@@ -47,4 +48,4 @@ def renew(limits: Limits) -> float:
             held[request.task.name].append(str(request.id))
     for name, tokens in held.items():
         limits.renew(name, tokens)
-    return LEASE_SECONDS / 3
+    return shared_limits.LEASE_SECONDS / 3
