@@ -1,0 +1,300 @@
+"""One library in one scenario, in a process of its own: `_breakers_peer.py LIBRARY SCENARIO URL`; prints JSON.
+
+All libraries get the same task: trip at 10 failures (by rate where they can), open for a second, one probe at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+FORK = multiprocessing.get_context("fork")
+Call = Callable[[Callable[[], Any]], Any]
+OPEN_SECONDS = 1.0
+LEASE_SECONDS = 1.0
+
+
+class Refused(Exception):
+    """The library did not let the call pass."""
+
+
+class Down(ConnectionError):
+    """The dependency is down."""
+
+
+def ours(url: str, name: str) -> Call:
+    from celery_resilience.breaker import CircuitBreaker
+    from celery_resilience.breaker_policy import BreakerPolicy
+    from celery_resilience.errors import BreakerOpenError
+
+    policy = BreakerPolicy(minimum_calls=10, open_seconds=OPEN_SECONDS, probe_lease_seconds=LEASE_SECONDS)
+    return translated(CircuitBreaker(name, policy, redis_url=url).call, BreakerOpenError)
+
+
+def pybreaker(url: str, name: str) -> Call:
+    import pybreaker as library
+    import redis
+
+    storage = library.CircuitRedisStorage(library.STATE_CLOSED, redis.StrictRedis.from_url(url), namespace=name)
+    breaker = library.CircuitBreaker(
+        fail_max=10, reset_timeout=OPEN_SECONDS, state_storage=storage, throw_new_error_on_trip=False
+    )
+    return translated(breaker.call, library.CircuitBreakerError)
+
+
+def interlock(url: str, name: str) -> Call:
+    import interlock as library
+    import redis
+    from interlock.integrations.redis import RedisStorage
+
+    config = library.Config(
+        minimum_number_of_calls=10, wait_duration_in_open=OPEN_SECONDS, permitted_calls_in_half_open=1
+    )
+    breaker = library.CircuitBreaker(name=name, config=config, storage=RedisStorage(redis.Redis.from_url(url)))
+    return translated(breaker.call, library.CircuitOpenError)
+
+
+def circuitbreaker(url: str, name: str) -> Call:
+    import circuitbreaker as library
+
+    breaker = library.CircuitBreaker(failure_threshold=10, recovery_timeout=OPEN_SECONDS, name=name)
+    return translated(breaker(lambda function: function()), library.CircuitBreakerError)
+
+
+def purgatory(url: str, name: str) -> Call:
+    import purgatory as library
+    import redis
+    from purgatory.domain.model import OpenedState
+
+    uow = library.SyncRedisUnitOfWork(url)
+    uow.contexts.redis = redis.Redis.from_url(url)  # 3.0.1 puts an asyncio client there, which its sync code cannot use
+    factory = library.SyncCircuitBreakerFactory(default_threshold=10, default_ttl=OPEN_SECONDS, uow=uow)
+
+    def call(function: Callable[[], Any]) -> Any:
+        with factory.get_breaker(name):
+            return function()
+
+    return translated(call, OpenedState)
+
+
+LIBRARIES = {one.__name__: one for one in (ours, pybreaker, interlock, circuitbreaker, purgatory)}
+
+
+def translated(call: Call, refusal: type[BaseException]) -> Call:
+    """Leave the fast path alone; scenarios catch the refusal by this attribute."""
+    SCENARIO_REFUSAL.append(refusal)
+    return call
+
+
+SCENARIO_REFUSAL: list[type[BaseException]] = []
+
+
+def attempt(call: Call, function: Callable[[], Any]) -> bool:
+    """Call once; says whether it was admitted."""
+    try:
+        call(function)
+    except SCENARIO_REFUSAL[-1]:
+        return False
+    except Down:
+        pass
+    return True
+
+
+def fine() -> None:
+    """Succeed."""
+
+
+def down() -> None:
+    """Fail."""
+    raise Down
+
+
+def slowly_down() -> None:
+    """Fail after a millisecond, as a refused connection does."""
+    time.sleep(0.001)
+    raise Down
+
+
+def calls_per_second(make: Callable[[str], Call]) -> dict[str, float]:
+    """Calls that succeed, in one thread and in four."""
+    call = make("speed")
+    call(fine)
+    found = {}
+    for threads in (1, 4):
+        counts = [0] * threads
+        over = time.perf_counter() + 0.7
+
+        def work(number: int, over: float = over, counts: list[int] = counts) -> None:
+            while time.perf_counter() < over:
+                for _ in range(50):
+                    call(fine)
+                counts[number] += 50
+
+        began = time.perf_counter()
+        workers = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        found[str(threads)] = sum(counts) / (time.perf_counter() - began)
+    return found
+
+
+def at_200_per_second(make: Callable[[str], Call]) -> int:
+    """Two seconds at 200 calls/s, for whoever counts commands meanwhile; gives the calls."""
+    call = make("traffic")
+    began = time.perf_counter()
+    for n in range(400):
+        call(fine)
+        time.sleep(max(0.0, began + (n + 1) / 200 - time.perf_counter()))
+    return 400
+
+
+def together(make: Callable[[str], Call], processes: int, job: Callable[[Call, int], Any], name: str) -> list[Any]:
+    """Do a job in several processes at the same moment; gives what each says."""
+    gate, answers = FORK.Barrier(processes), FORK.Queue()
+
+    def work(number: int) -> None:
+        call = make(name)
+        gate.wait(20)
+        answers.put(job(call, number))
+
+    workers = [FORK.Process(target=work, args=(n,)) for n in range(processes)]
+    for worker in workers:
+        worker.start()
+    found = [answers.get(timeout=40) for _ in workers]
+    for worker in workers:
+        worker.join(5)
+    return found
+
+
+def overshoot(make: Callable[[str], Call]) -> list[int]:
+    """Four processes call what is down until refused; gives calls above 10 in five runs."""
+
+    def job(call: Call, _: int) -> int:
+        return next((n for n in range(200) if not attempt(call, slowly_down)), 200)
+
+    return [sum(together(make, 4, job, f"overshoot-{run}")) - 10 for run in range(5)]
+
+
+def sparse(make: Callable[[str], Call]) -> int:
+    """Sixteen processes make five calls each that fail, spread over two seconds; gives calls made."""
+
+    def job(call: Call, number: int) -> int:
+        chance, made = random.Random(number), 0
+        for _ in range(5):
+            time.sleep(chance.uniform(0, 0.4))
+            made += attempt(call, down)
+        return made
+
+    return sum(together(make, 16, job, "sparse"))
+
+
+def outage(make: Callable[[str], Call]) -> list[int]:
+    """Sixty percent fail; gives the calls until refused in 100 seeded runs, 1000 at the most."""
+    found = []
+    for seed in range(100):
+        call, chance = make(f"outage-{seed}"), random.Random(seed)
+        found.append(next((n for n in range(1000) if not attempt(call, down if chance.random() < 0.6 else fine)), 1000))
+    return found
+
+
+def opened(make: Callable[[str], Call], name: str) -> Call:
+    """Give a breaker whose open time is just over."""
+    call = make(name)
+    for _ in range(60):
+        if not attempt(call, down):
+            break
+    time.sleep(OPEN_SECONDS * 1.15)
+    return call
+
+
+def probes(make: Callable[[str], Call]) -> list[int]:
+    """Eight processes call at once as the open time ends; gives calls admitted in three runs, one permit each."""
+
+    def job(call: Call, _: int) -> int:
+        return int(attempt(call, lambda: time.sleep(0.3)))
+
+    found = []
+    for run in range(3):
+        opened(make, f"probes-{run}")
+        found.append(sum(together(make, 8, job, f"probes-{run}")))
+    return found
+
+
+def killed_prober(make: Callable[[str], Call]) -> float:
+    """A prober is killed while it probes; gives seconds until another call passes, 8 at the most."""
+    opened(make, "killed")
+    pid = os.fork()
+    if pid == 0:
+        make("killed")(lambda: os.kill(os.getpid(), signal.SIGKILL))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    call, began = make("killed"), time.monotonic()
+    while time.monotonic() - began < 8:
+        if attempt(call, fine):
+            return time.monotonic() - began
+        time.sleep(0.02)
+    return 8.0
+
+
+def forked(make: Callable[[str], Call]) -> int:
+    """A child forked after use in the parent calls what is down; gives calls made, and whether its parent knows."""
+    call = make("forked")
+    call(fine)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(sum(attempt(call, down) for _ in range(60)))
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def lost_redis(make: Callable[[str], Call]) -> dict[str, float]:
+    """Redis goes when we say so on stdout; gives the worst and the number of slow calls of three seconds."""
+    call = make("lost")
+    call(fine)
+    print("now", flush=True)
+    sys.stdin.readline()
+    began, worst, slow, errors = time.monotonic(), 0.0, 0, 0
+    while time.monotonic() - began < 3:
+        at = time.monotonic()
+        try:
+            call(fine)
+        except Exception:
+            errors += 1
+        took = time.monotonic() - at
+        worst, slow = max(worst, took), slow + (took > 0.02)
+        time.sleep(0.01)
+    return {"worst": worst, "slow": slow, "errors": errors}
+
+
+SCENARIOS = {
+    one.__name__: one
+    for one in (
+        calls_per_second, at_200_per_second, overshoot, sparse, outage, probes, killed_prober, forked, lost_redis
+    )
+}  # fmt: skip
+
+
+def main() -> None:
+    """Run one scenario."""
+    library, scenario, url = sys.argv[1:4]
+    try:
+        LIBRARIES[library](url, "probe-of-the-library")
+    except ImportError as error:
+        print(json.dumps({"missing": str(error)}))
+        return
+    print(json.dumps({"found": SCENARIOS[scenario](lambda name: LIBRARIES[library](url, name))}), flush=True)
+    os._exit(0)  # a library's threads must not keep the process
+
+
+if __name__ == "__main__":
+    main()
