@@ -1,6 +1,6 @@
 """One library in one scenario, in a process of its own: `_breakers_peer.py LIBRARY SCENARIO URL`; prints JSON.
 
-All libraries get the same task: trip at 10 failures (by rate where they can), open for a second, one probe at a time.
+All libraries get the same task: trip at 10 failures (by rate where they can), open for three seconds, one probe at a time.
 """
 
 from __future__ import annotations
@@ -18,15 +18,11 @@ from typing import Any
 
 FORK = multiprocessing.get_context("fork")
 Call = Callable[[Callable[[], Any]], Any]
-OPEN_SECONDS = 1.0
+OPEN_SECONDS = 3.0
 LEASE_SECONDS = 1.0
 
 
-class Refused(Exception):
-    """The library did not let the call pass."""
-
-
-class Down(ConnectionError):
+class DownError(ConnectionError):
     """The dependency is down."""
 
 
@@ -103,7 +99,7 @@ def attempt(call: Call, function: Callable[[], Any]) -> bool:
         call(function)
     except SCENARIO_REFUSAL[-1]:
         return False
-    except Down:
+    except DownError:
         pass
     return True
 
@@ -114,13 +110,13 @@ def fine() -> None:
 
 def down() -> None:
     """Fail."""
-    raise Down
+    raise DownError
 
 
 def slowly_down() -> None:
     """Fail after a millisecond, as a refused connection does."""
     time.sleep(0.001)
-    raise Down
+    raise DownError
 
 
 def calls_per_second(make: Callable[[str], Call]) -> dict[str, float]:
@@ -207,38 +203,69 @@ def outage(make: Callable[[str], Call]) -> list[int]:
     return found
 
 
-def opened(make: Callable[[str], Call], name: str) -> Call:
-    """Give a breaker whose open time is just over."""
-    call = make(name)
-    for _ in range(60):
-        if not attempt(call, down):
-            break
-    time.sleep(OPEN_SECONDS * 1.15)
-    return call
-
-
 def probes(make: Callable[[str], Call]) -> list[int]:
-    """Eight processes call at once as the open time ends; gives calls admitted in three runs, one permit each."""
+    """Eight processes that lived through the trip keep calling; gives probes in two runs, with one permit each.
 
-    def job(call: Call, _: int) -> int:
-        return int(attempt(call, lambda: time.sleep(0.3)))
+    Counted is what begins from a while before the end of the open time to a while after; a call takes longer than that.
+    """
+    tripped_at = FORK.Value("d", 0.0)
+    rest = FORK.Barrier(8)
+
+    def job(call: Call, number: int) -> int:
+        call(fine)
+        rest.wait(20)
+        if number == 0:
+            while attempt(call, down):
+                pass
+            tripped_at.value = time.time()
+        rest.wait(20)
+        begins: list[float] = []
+
+        def slowly() -> None:
+            begins.append(time.time() - tripped_at.value)
+            time.sleep(1.6 if begins[-1] > 2.4 else 0.01)
+            if begins[-1] < 2.4:  # the process has not heard of the trip yet
+                raise DownError
+
+        while time.time() - tripped_at.value < 3.9:
+            attempt(call, slowly)
+            time.sleep(0.02)
+        return sum(begin > 2.4 for begin in begins)
 
     found = []
-    for run in range(3):
-        opened(make, f"probes-{run}")
+    for run in range(2):
         found.append(sum(together(make, 8, job, f"probes-{run}")))
     return found
 
 
 def killed_prober(make: Callable[[str], Call]) -> float:
-    """A prober is killed while it probes; gives seconds until another call passes, 8 at the most."""
-    opened(make, "killed")
-    pid = os.fork()
-    if pid == 0:
-        make("killed")(lambda: os.kill(os.getpid(), signal.SIGKILL))
-        os._exit(0)
-    os.waitpid(pid, 0)
-    call, began = make("killed"), time.monotonic()
+    """A prober is killed while it probes; gives seconds until a call of another passes, 8 at the most."""
+    tripped = FORK.Event()
+
+    def prober() -> None:
+        call = make("killed")
+        call(fine)
+        tripped.wait(20)
+        began = time.monotonic()
+
+        def die_late() -> None:
+            if time.monotonic() - began > 2.4:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise DownError
+
+        while True:
+            attempt(call, die_late)
+            time.sleep(0.02)
+
+    doomed = FORK.Process(target=prober)
+    doomed.start()
+    time.sleep(0.5)
+    call = make("killed")
+    while attempt(call, down):
+        pass
+    tripped.set()
+    doomed.join(10)
+    began = time.monotonic()
     while time.monotonic() - began < 8:
         if attempt(call, fine):
             return time.monotonic() - began
@@ -246,15 +273,19 @@ def killed_prober(make: Callable[[str], Call]) -> float:
     return 8.0
 
 
-def forked(make: Callable[[str], Call]) -> int:
-    """A child forked after use in the parent calls what is down; gives calls made, and whether its parent knows."""
+def forked(make: Callable[[str], Call]) -> list[int]:
+    """A child forked after use calls what is down; gives calls it made of 60, and 1 if its parent then is refused."""
     call = make("forked")
     call(fine)
     pid = os.fork()
     if pid == 0:
         os._exit(sum(attempt(call, down) for _ in range(60)))
     _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status)
+    over, is_refused = time.monotonic() + 2, False
+    while time.monotonic() < over and not is_refused:
+        is_refused = not attempt(call, fine)
+        time.sleep(0.02)
+    return [os.waitstatus_to_exitcode(status), int(is_refused)]
 
 
 def lost_redis(make: Callable[[str], Call]) -> dict[str, float]:
