@@ -1,6 +1,6 @@
 """One library in one scenario, in a process of its own: `_breakers_peer.py LIBRARY SCENARIO URL`; prints JSON.
 
-All libraries get the same task: trip at 10 failures (by rate where they can), open for three seconds, one probe at a time.
+All libraries get the same task: trip at 10 failures (by rate where they can), open for 3 seconds, one probe at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 FORK = multiprocessing.get_context("fork")
 Call = Callable[[Callable[[], Any]], Any]
 OPEN_SECONDS = 3.0
-LEASE_SECONDS = 1.0
+LEASE_SECONDS = 3.0
+HEARD_SECONDS = 1.5  # by then every library's processes have heard of a trip
 
 
 class DownError(ConnectionError):
@@ -223,14 +224,14 @@ def probes(make: Callable[[str], Call]) -> list[int]:
 
         def slowly() -> None:
             begins.append(time.time() - tripped_at.value)
-            time.sleep(1.6 if begins[-1] > 2.4 else 0.01)
-            if begins[-1] < 2.4:  # the process has not heard of the trip yet
+            time.sleep(4.2 - begins[-1] if begins[-1] > HEARD_SECONDS else 0.01)
+            if begins[-1] < HEARD_SECONDS:
                 raise DownError
 
         while time.time() - tripped_at.value < 3.9:
             attempt(call, slowly)
             time.sleep(0.02)
-        return sum(begin > 2.4 for begin in begins)
+        return sum(begin > HEARD_SECONDS for begin in begins)
 
     found = []
     for run in range(2):
@@ -249,7 +250,7 @@ def killed_prober(make: Callable[[str], Call]) -> float:
         began = time.monotonic()
 
         def die_late() -> None:
-            if time.monotonic() - began > 2.4:
+            if time.monotonic() - began > HEARD_SECONDS:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise DownError
 

@@ -140,7 +140,7 @@ ROWS: list[Row] = [
     ("sparse fleet 16 x 5: calls made of 80", "<= 16", plain("sparse"), str, True),
     ("60 % outage: median calls; trips within 25", ">= 90 of 100", plain("outage"), outages, False),
     ("probes, 8 processes, 1 permit, 2 runs", "1", plain("probes"), lambda x: ", ".join(map(str, x)), True),
-    ("killed prober (lease 1 s): next call after", "<= 1.5 s", plain("killed_prober"), recovery, True),
+    ("killed prober (lease 3 s): next call after", "<= 3.5 s", plain("killed_prober"), recovery, True),
     ("fork after use: calls of 60 in child, parent", "<= 10, told", plain("forked"), forks, False),
     ("Redis killed: worst call in 3 s", "<= 250 ms, 1 slow", lost(lambda server: server.kill()), waits, True),
     ("Redis hung: worst call in 3 s", "<= 250 ms, 1 slow", lost(lambda server: server.pause()), waits, True),

@@ -176,7 +176,7 @@ def test_the_scripts_behave_like_the_local_machine(resilience_redis: EmbeddedRed
     run_machine(
         machine,
         settings=settings(
-            max_examples=size(60, 1000),
+            max_examples=size(60, 400),
             stateful_step_count=size(40, 80),
             deadline=None,
             suppress_health_check=list(HealthCheck),

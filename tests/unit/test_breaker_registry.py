@@ -54,7 +54,7 @@ def test_a_forked_child_has_breakers_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(status) == 10
 
 
-@pytest.mark.parametrize("name", ["", " ", None, 3, "x" * 201])
+@pytest.mark.parametrize("name", ["", " ", None, 3, "x" * 201, "\udc80", "a\nb"])
 def test_a_name_is_a_short_text(name: str) -> None:
     with pytest.raises(ConfigurationError, match="name"):
         CircuitBreaker(name)
