@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -143,6 +145,19 @@ def test_an_unknown_name_is_one_line_with_a_suggestion(run: Run, payments: Circu
 )
 def test_wrong_usage_exits_with_2(run: Run, words: list[str]) -> None:
     assert run(*words).exit_code == 2
+
+
+def test_a_terminal_shows_that_line_and_no_log() -> None:
+    words = (
+        "from celery_resilience.cli import breaker; from celery import Celery; from celery.bin.base import CLIContext"
+    )
+    url = "redis://127.0.0.1:1/0"
+    call = f"breaker(['list'], obj=CLIContext(app=Celery(broker={url!r}), no_color=True, workdir=None))"
+    done = subprocess.run([sys.executable, "-c", f"{words}; {call}"], capture_output=True, text=True, timeout=30)
+
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"Redis at {url} did not answer")
 
 
 def test_without_redis_it_says_so_in_one_line() -> None:
