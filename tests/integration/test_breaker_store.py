@@ -165,6 +165,19 @@ class TestUnreliableLine:
             if isinstance(answer, Permit):
                 (answer.success, answer.cancel, lambda p=answer: p.failure(OSError()))[n % 3]()
 
+    def test_a_store_that_refuses_is_asked_once_per_cool_down(
+        self, breaker: CircuitBreaker, store: UnreliableStore, clock: FakeClock
+    ) -> None:
+        """A full or read-only Redis answers at once, so the store itself has no cool-down for it."""
+        succeed(breaker)
+        store.lost = "before"
+        sent = store.sent
+        for _ in range(1000):
+            clock.move(0.01)
+            succeed(breaker)
+
+        assert 1 <= store.sent - sent <= 10 / store.cooldown_seconds + 1
+
     def test_operators_are_told(self, breaker: CircuitBreaker, store: UnreliableStore) -> None:
         store.lost = "before"
         with pytest.raises(StoreUnavailableError):
