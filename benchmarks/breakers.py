@@ -124,7 +124,7 @@ def waits(found: dict[str, float]) -> str:
 
 def recovery(found: float) -> str:
     """Write how long a killed prober blocks the others."""
-    return f"{found:.2f} s" if found < 8 else "never (8 s)"
+    return f"{found:.2f} s" if found < 8 else "not within 8 s"
 
 
 def forks(found: list[int]) -> str:
