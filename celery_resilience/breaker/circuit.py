@@ -250,8 +250,9 @@ async def _settled_later(permit: Permit, coroutine: Any) -> Any:
 def _checked_name(name: str) -> str:
     required("name", name)
     text("name", name, "payments")
-    if len(name) > MAX_NAME:
-        raise ConfigurationError("name", name, f"is longer than {MAX_NAME} characters", "Name the dependency shortly.")
+    if len(name) > MAX_NAME or not name.isprintable():
+        problem = f"is longer than {MAX_NAME} characters or cannot be printed"
+        raise ConfigurationError("name", name, problem, "Name the dependency shortly, in plain text.")
     return name
 
 

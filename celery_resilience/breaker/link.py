@@ -53,6 +53,7 @@ class Link:
         self._lock = threading.Lock()
         self.local = LocalMachine(self.name, self.policy, self.clock)
         self._last_shared: Reply | None = None
+        self._heard_at = 0.0
         self._backlog = Report()
         self._away_until = 0.0
         self.view = View(Era(self.shared or self.local, 0))
@@ -138,10 +139,12 @@ class Link:
         """Let the local machine decide for a cool-down; what could not be sent waits."""
         with self._lock:
             self._backlog = sent.plus(self._backlog) if sent.calls else self._backlog
-            self._away_until = max(self._away_until, now + self.cooldown_seconds)
+            # Counted from now, after the wait: the store, which waits too, must be willing again by then.
+            self._away_until = self.clock.monotonic() + self.cooldown_seconds
             is_first = self.view.era.machine is not self.local
             if is_first:
-                generation = self.local.adopt(self._last_shared)
+                age_ms = int((self.clock.monotonic() - self._heard_at) * 1000)
+                generation = self.local.adopt(self._last_shared, age_ms)
                 self.view = View(Era(self.local, generation))
             fresh = fresh._replace(generation=self.view.era.generation)
         if is_first:
@@ -157,7 +160,7 @@ class Link:
             if self.view.era.machine is not machine or self.view.is_older_than(reply):
                 self.view = view
                 if machine is self.shared:
-                    self._last_shared, self._away_until = reply, 0.0
+                    self._last_shared, self._heard_at, self._away_until = reply, asked_at, 0.0
         for transition in reply.told:
             self._log(transition)
             if self.on_transition is not None:

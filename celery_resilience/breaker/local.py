@@ -44,8 +44,8 @@ class LocalMachine:
         self._window = Window(self.policy)
         self._probes: dict[str, int] = {}
 
-    def adopt(self, last: Reply | None) -> int:
-        """Go on from the last thing that was heard of the shared state, with an empty window; gives the generation."""
+    def adopt(self, last: Reply | None, age_ms: int) -> int:
+        """Go on from what was heard of the shared state `age_ms` ago, with an empty window; gives the generation."""
         with self._lock:
             now = self._now()
             self._start("closed", max(now, self._generation + 1))
@@ -53,9 +53,9 @@ class LocalMachine:
             if last is None:
                 return self._generation
             self._state, self._mode, self._reason = last.state, last.mode, last.reason
-            self._until = now + max(0, last.until_ms - last.now_ms) if last.state == "open" else 0
+            self._until = now + max(0, last.until_ms - last.now_ms - age_ms) if last.state == "open" else 0
             self._opens = int(last.state != "closed")
-            self._mode_until = now + last.mode_until_ms - last.now_ms if last.mode_until_ms else 0
+            self._mode_until = now + last.mode_until_ms - last.now_ms - age_ms if last.mode_until_ms else 0
             return self._generation
 
     def sync(self, report: Report, token: str) -> Reply:

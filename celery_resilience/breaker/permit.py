@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from dataclasses import dataclass
 
 from ..breaker_policy import BreakerPolicy
@@ -100,8 +101,8 @@ def counted_hint(exc: BaseException | Failure | None, policy: BreakerPolicy, cla
     """Give the ms a failure asked to wait, -1 if it did not; None if it does not count at all."""
     if exc is None:
         return NO_HINT
-    if isinstance(exc, (BreakerOpenError, LimitReachedError)):
-        return None  # nobody was called
+    if isinstance(exc, (BreakerOpenError, LimitReachedError, CancelledError)):
+        return None  # nobody was called, or the caller lost interest
     failure = exc if isinstance(exc, Failure) else classifier.classify(exc)
     if failure.failure_class is FailureClass.NOT_A_FAILURE or failure.failure_class not in policy.failure_classes:
         return None

@@ -6,10 +6,9 @@ Services are imported inside the commands, because every celery command loads th
 from __future__ import annotations
 
 import functools
-import getpass
 import json
+import logging
 import re
-import socket
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -48,6 +47,8 @@ def _told(command: Callable[..., None]) -> Callable[..., None]:
         from ..errors import ResilienceError
         from ..runtime import runtime_of
 
+        # Where nobody has set up logging, an event would be a second line on the terminal.
+        logging.getLogger("celery_resilience").addHandler(logging.NullHandler())
         try:
             breakers = runtime_of(ctx.obj.app).breakers
             if breakers.store is None:
@@ -211,6 +212,9 @@ def _known(breakers: Breakers, names: Sequence[str]) -> list[Snapshot]:
 
 def who() -> str:
     """Name the person at the keyboard."""
+    import getpass
+    import socket
+
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a container's user without a name

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from celery_resilience.breaker.local import LocalMachine
@@ -96,17 +96,19 @@ class MachineAgainstModel(RuleBasedStateMachine):
         assert len(granted) <= self.policy.half_open_permits
         return multiple(*granted)
 
-    @rule(
-        probe=consumes(probes), outcome=st.sampled_from(["success", "success", "failure", "slow", "cancel"]), hint=HINTS
-    )
+    @rule(probe=probes, outcome=st.sampled_from(["success", "success", "failure", "slow", "cancel"]), hint=HINTS)
     def settle(self, probe: tuple[int, str], outcome: Outcome, hint: int) -> None:
+        """A probe ends: in time, after its lease, in another generation, or a second time."""
         generation, token = probe
         told = (generation, token, outcome, hint)
         self._same(self.redis.settle(*told), self.model.settle(*told))
 
-    @rule(probe=consumes(probes))
-    def prober_is_killed(self, probe: tuple[int, str]) -> None:
-        """Nobody says anything; the lease must end by itself."""
+    @rule(target=probes, probe=probes)
+    def flap(self, probe: tuple[int, str]) -> Any:
+        """A probe fails, the open time passes, others probe: now earlier permits are of an older generation."""
+        self.settle(probe, "failure", -1)
+        self.open_time_passes()
+        return self.admit(2)
 
     @rule(mode=st.sampled_from(["open", "closed", "disabled", ""]), lasts=st.sampled_from([0, 500, 8000]))
     def override(self, mode: Mode, lasts: int) -> None:
@@ -117,6 +119,18 @@ class MachineAgainstModel(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.001, 0.07, 0.5, 1.0, 3.0, 6.0, 11.0, 60.0]))
     def time_passes(self, seconds: float) -> None:
         self.clock.move(seconds)
+
+    @rule(wait=st.booleans())
+    def outage(self, wait: bool) -> None:
+        """Everything fails for a while, so that half-open is reached often enough."""
+        report = Report(self.generation, failures=20)
+        self._same(self.redis.sync(report, ""), self.model.sync(report, ""))
+        if wait:
+            self.open_time_passes()
+
+    @rule()
+    def leases_end(self) -> None:
+        self.clock.move(self.policy.probe_lease_seconds)
 
     @rule()
     def open_time_passes(self) -> None:
@@ -162,7 +176,7 @@ def test_the_scripts_behave_like_the_local_machine(resilience_redis: EmbeddedRed
     run_machine(
         machine,
         settings=settings(
-            max_examples=size(60, 1000),
+            max_examples=size(60, 400),
             stateful_step_count=size(40, 80),
             deadline=None,
             suppress_health_check=list(HealthCheck),
