@@ -18,6 +18,7 @@ HEADER = "resilience"
 MAX_BYTES = 8192
 MAX_TRAIL = 10
 MAX_ERROR = 200
+MAX_NAME = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +26,13 @@ class Attempts:
     """How far a task has come.
 
     `attempt` is the number of the run that this message asks for, from 1; `asked` counts those earlier runs that ended
-    in the body's own `self.retry()`, which obey Celery's limit and not ours. `queue` is where the first message was.
+    in the body's own `self.retry()`, which obey Celery's limit and not ours. `queue` is where the first message was,
+    `task_id` whose header it is: a body may hand its own headers on to other tasks.
     """
 
     attempt: int = 1
     asked: int = 0
+    task_id: str | None = None
     lineage: str | None = None
     queue: str | None = None
     deadline_at: float | None = None
@@ -79,12 +82,12 @@ FIRST = Attempts()
 
 def read_attempts(header: object) -> Attempts:
     """Read a header; one that is absent or cannot be ours starts at the first attempt."""
-    if header is None:
+    if header is None or (isinstance(header, (str, bytes)) and len(header) > 2 * MAX_BYTES):
         return FIRST
     try:
         known = json.loads(header) if isinstance(header, (str, bytes)) else header
         return _load(known) if isinstance(known, Mapping) else FIRST
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return FIRST
 
 
@@ -92,6 +95,7 @@ def _dump(state: Attempts, trail: tuple[Mapping[str, Any], ...]) -> str:
     known = {
         "attempt": state.attempt,
         "asked": state.asked,
+        "task_id": state.task_id,
         "lineage": state.lineage,
         "queue": state.queue,
         "deadline_at": state.deadline_at,
@@ -102,12 +106,12 @@ def _dump(state: Attempts, trail: tuple[Mapping[str, Any], ...]) -> str:
 
 
 def _load(known: Mapping[str, Any]) -> Attempts:
-    lineage, queue = known.get("lineage"), known.get("queue")
     return Attempts(
         attempt=max(1, int(known.get("attempt", 1))),
         asked=max(0, int(known.get("asked", 0))),
-        lineage=str(lineage) if lineage else None,
-        queue=str(queue) if queue else None,
+        task_id=_name(known.get("task_id")),
+        lineage=_name(known.get("lineage")),
+        queue=_name(known.get("queue")),
         deadline_at=_moment(known.get("deadline_at")),
         options=check_call_options(known.get("options", {})),
         trail=tuple(dict(entry) for entry in known.get("trail", ())),
@@ -116,3 +120,11 @@ def _load(known: Mapping[str, Any]) -> Attempts:
 
 def _moment(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) and value > 0 else None
+
+
+def _name(value: Any) -> str | None:
+    """Accept a name that Redis and brokers can take: text that is UTF-8 and not endless."""
+    if not isinstance(value, str) or not value or len(value) > MAX_NAME:
+        return None
+    value.encode("utf-8")  # raises UnicodeError, a ValueError, which makes the whole header a stranger's
+    return value

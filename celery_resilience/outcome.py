@@ -7,6 +7,7 @@ that has Celery ack the message; if it cannot be stored, the message goes back.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,13 +16,14 @@ from celery import Task
 from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as CeleryRetry
 
-from .attempts import HEADER, Attempts, read_attempts
+from .attempts import FIRST, HEADER, Attempts, read_attempts
 from .decision import DeadLetter, DeadReason, Decision, History, Retry, decide
 from .errors import DeadlineExceededError, StoreUnavailableError
 from .events import Event, tell
 from .failure import Classifier, Failure, FailureClass, FailureContext
-from .policy import RetryPolicies, RetryPolicy, policies_from
+from .policy import RETRYABLE, RetryPolicies, RetryPolicy, policies_from
 from .runtime import Runtime
+from .schedule import Schedule
 from .settings import policy_of_call
 from .transport.envelope import Envelope, original, with_arguments
 from .transport.queues import delays_natively, origin_queue
@@ -105,28 +107,50 @@ class Outcome:
             self._store(attempts, delay, arguments)
         except Exception as problem:
             tell(logger, logging.WARNING, Event.ATTEMPT_NOT_STORED, **self._fields(), error=problem)
-            if not self.task.acks_late:
-                raise (error or problem) from problem  # acked before it ran: there is no message to give back
-            pause = self.runtime.settings.requeue_pause_seconds
+            if not (self.task.acks_late and heals(problem)):
+                raise (error or problem) from problem  # acked before it ran, or nothing to hope for
+            pause = self.runtime.next_pause()
             self.runtime.clock.sleep(self.runtime.clock.uniform(pause / 2, pause))
             raise Reject(problem, requeue=True) from problem
+        self.runtime.forget_pauses()
 
     def travelling(self, attempts: Attempts) -> Attempts:
         """Give the attempts with what the next message must know of its origin."""
         queue = attempts.queue or origin_queue(self.task.app, self.request.delivery_info or {})
-        return replace(attempts, queue=queue, lineage=attempts.lineage or lineage_of(self.request))
+        lineage = attempts.lineage or lineage_of(self.request)
+        return replace(attempts, queue=queue, lineage=lineage, task_id=self.request.id)
 
     def _store(self, attempts: Attempts, delay: float, arguments: Arguments | None) -> None:
         attempts = self.travelling(attempts)
         envelope = original(self.request.properties, self.request.delivery_info)
         schedule = self.runtime.schedule
-        if schedule is None or envelope is None or delays_natively(self.task.app, self.runtime.family, attempts.queue):
+        is_native = delays_natively(self.task.app, self.runtime.family, attempts.queue)
+        # RabbitMQ counts delays in whole seconds: shorter ones are the schedule's, where there is one.
+        if schedule is None or envelope is None or (is_native and delay >= 1):
+            delay = max(1, math.ceil(delay)) if is_native else delay
             self._publish(attempts, delay, arguments)
             if schedule is not None:
                 schedule.record(str(attempts.lineage), attempts.attempt, delay)
             return
         if arguments is not None:
             envelope = with_arguments(envelope, *arguments, accept=self.task.app.conf.accept_content)
+        envelope = next_message(envelope, attempts, self.request.retries + 1)
+        if not schedule.add_attempt(envelope, attempts.queue, str(attempts.lineage), attempts.attempt, delay):
+            self._store_beside_namesake(schedule, envelope, attempts, delay)
+
+    def _store_beside_namesake(self, schedule: Schedule, envelope: Envelope, attempts: Attempts, delay: float) -> None:
+        """Follow an attempt that is on record already: a twin of this run stored it, and there is nothing to do.
+
+        Unless the record may be of another message with the same task id: then this one gets a lineage of its own.
+        """
+        is_redelivered = (self.request.delivery_info or {}).get("redelivered")
+        if (
+            self.attempts.lineage is not None
+            or is_redelivered
+            or lineage_of(self.request) != _lineage_by_id(self.request)
+        ):
+            return
+        attempts = replace(attempts, lineage=f"{attempts.lineage}:{self.runtime.clock.token()}")
         envelope = next_message(envelope, attempts, self.request.retries + 1)
         schedule.add_attempt(envelope, attempts.queue, str(attempts.lineage), attempts.attempt, delay)
 
@@ -192,7 +216,8 @@ def attempts_of(request: Any) -> Attempts:
     header = request.__dict__.get(HEADER)
     if header is None and request.headers:
         header = request.headers.get(HEADER)
-    return read_attempts(header)
+    attempts = read_attempts(header)
+    return attempts if attempts.task_id == request.id else FIRST
 
 
 def celery_retry(error: BaseException | None, delay: float, *, is_eager: bool = False) -> CeleryRetry:
@@ -210,7 +235,18 @@ def lineage_of(request: Any) -> str:
     tag = (request.properties or {}).get("delivery_tag")
     if isinstance(tag, str):
         return str(tag)
+    return _lineage_by_id(request)
+
+
+def _lineage_by_id(request: Any) -> str:
     return f"{request.id}:{request.replaced_task_nesting or 0}"
+
+
+def heals(problem: BaseException) -> bool:
+    """Say whether what kept us from storing may be over when the message comes back."""
+    if isinstance(problem, StoreUnavailableError):
+        return True
+    return Classifier.default().classify(problem).failure_class in RETRYABLE
 
 
 def next_message(envelope: Envelope, attempts: Attempts, retries: int) -> Envelope:

@@ -22,11 +22,13 @@ class Settings:
     """Everything that can be set for a whole app.
 
     `redis_url` is where shared state lives; without it the broker's Redis serves, else the result backend's.
+    `broker_name` names the broker in a Redis that is not the broker's own, so that a change of its URL strands nothing.
     `visibility_timeout_seconds` applies the recommended transport options to a Redis broker.
     """
 
     redis_url: str | None = None
     key_prefix: str = "resilience"
+    broker_name: str | None = None
     retry_policy: PolicyOption = None
     deadline_seconds: float | None = None
     failure_rules: Any = ()
@@ -40,6 +42,7 @@ class Settings:
         text(PREFIX + "redis_url", self.redis_url, "redis://host:6379/0")
         required(PREFIX + "key_prefix", self.key_prefix)
         text(PREFIX + "key_prefix", self.key_prefix, "resilience")
+        text(PREFIX + "broker_name", self.broker_name, "rabbit-1")
         policies_from(PREFIX + "retry_policy", self.retry_policy)
         check_rules(PREFIX + "failure_rules", self.failure_rules)
         number(PREFIX + "deadline_seconds", self.deadline_seconds, low=0.001, high=366 * 86400)

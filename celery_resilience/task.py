@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,19 +17,21 @@ from celery.exceptions import Reject
 from celery.exceptions import Retry as CeleryRetry
 from celery.signals import task_retry
 from celery.utils.time import maybe_make_aware
+from kombu.utils.uuid import uuid
 
 from . import worker
-from .attempts import HEADER, Attempts
+from .attempts import HEADER, Attempts, read_attempts
 from .checks import near_miss, number
 from .decision import DeadLetter, Retry
 from .errors import ConfigurationError
 from .failure import FailureClass
-from .outcome import REFUSED, Outcome, Plan, celery_retry
+from .outcome import REFUSED, Outcome, Plan, celery_retry, heals
 from .policy import PolicyOption, policies_from
 from .runtime import Runtime, runtime_of
 from .settings import check_call_options, check_rules
 
 OPTIONS = ("retry_policy", "deadline_seconds", "failure_rules")
+OF_POLICY = ("max_attempts", "base_seconds", "cap_seconds", "floor_seconds")
 BUILT_IN = "celery."
 STAGE = "_resilience_stage"  # on a request: how far into __call__ and body it is
 STORE = "_resilience_store"  # on a request: what a signature made by retry() does instead of publishing
@@ -128,7 +129,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         **options: Any,
     ) -> Any:
         """Send the task; `resilience={"max_attempts": 3, "deadline_seconds": 60}` sets options for this call."""
-        self._stamp(resilience, options)
+        self._stamp(resilience, options, positional[0] if positional else None)
         return super().apply_async(args, kwargs, *positional, **options)
 
     def apply(
@@ -141,22 +142,24 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
     def retry(self, *args: Any, **options: Any) -> Any:
         """Ask for another attempt, as in Celery: obeys `max_retries`, `countdown` and `eta`, and spends no attempt."""
         request = self.request
-        if request.called_directly or request.is_eager or self._is_built_in:
+        if request.called_directly or self._is_built_in:
             return super().retry(*args, **options)
+        if request.is_eager:
+            return self._retry(dict(inspect.signature(Task.retry).bind(None, *args, **options).arguments))
         outcome = Outcome(self, request, runtime_of(self.app), self._plan_of(self.app))
-        given = inspect.signature(Task.retry).bind(self, *args, **options).arguments
-        given.pop("self")
-        extra = given.pop("options", {})
+        given = dict(inspect.signature(Task.retry).bind(None, *args, **options).arguments)
+        extra = given.get("options", {})
         attempts = outcome.travelling(outcome.started(outcome.runtime.clock.time()).after_asking())
         if extra:
             extra["headers"] = {**(request.headers or {}), **extra.get("headers", {}), HEADER: attempts.to_header()}
         else:
-            request.__dict__[STORE] = partial(self._store_retry, outcome, attempts, given.get("exc"))
-        limit = given.get("max_retries", None)
+            is_changed = given.get("args") is not None or given.get("kwargs") is not None
+            request.__dict__[STORE] = partial(self._store_retry, outcome, attempts, given.get("exc"), is_changed)
+        limit = given.get("max_retries")
         limit = self.max_retries if limit is None else limit
         if limit is not None:  # Celery counts every run; ours of other kinds must not use up the user's limit
             given["max_retries"] = limit + request.retries - outcome.attempts.asked
-        return self._retry(given, extra)
+        return self._retry(given)
 
     def on_retry(self, exc: Any, task_id: Any, args: Any, kwargs: Any, einfo: Any) -> None:
         """Called after each failed attempt that another follows; override it freely.
@@ -197,33 +200,35 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             request.__dict__[HEADER] = attempts.to_header()
             request.retries += 1
 
-    def _retry(self, given: dict[str, Any], extra: dict[str, Any]) -> Any:
+    def _retry(self, given: dict[str, Any]) -> Any:
+        given.pop("self", None)
+        extra = given.pop("options", {})
         try:
             return super().retry(**given, **extra)
         except CeleryRetry:
             raise
         except Reject as refused:
-            # Celery would throw the message away; what we stored nowhere goes back to its queue.
+            # Celery would throw the message away; what we stored nowhere goes back to its queue, if that can help.
             reason = getattr(refused, "reason", None)
             if isinstance(reason, Reject):
                 raise reason from None
-            if isinstance(reason, Exception) and not self.acks_late:
-                raise reason from None  # acked before it ran: there is no message to give back
+            if isinstance(reason, Exception) and not (self.acks_late and heals(reason)):
+                self.request.__dict__[REFUSED] = True
+                raise reason from None
             raise Reject(reason, requeue=True) from refused
         except Exception:
             self.request.__dict__[REFUSED] = True  # by Celery's limit: the last attempt, whatever the class
             raise
 
-    def _store_retry(self, outcome: Outcome, attempts: Attempts, error: Any, signature: Any) -> None:
-        options, request = signature.options, outcome.request
+    def _store_retry(self, outcome: Outcome, attempts: Attempts, error: Any, is_changed: bool, signature: Any) -> None:
+        options = signature.options
         delay = options.get("countdown")
         if options.get("eta") is not None:
             eta = maybe_make_aware(options["eta"], self.app.timezone)
             delay = (eta - self.app.now()).total_seconds()
         floor = outcome.plan.policies[FailureClass.UNKNOWN].floor_seconds or 0.0
-        arguments = (tuple(signature.args), dict(signature.kwargs))
-        unchanged = arguments == (tuple(request.args or ()), dict(request.kwargs or {}))
-        outcome.store(attempts, max(floor, float(delay or 0)), error, None if unchanged else arguments)
+        arguments = (tuple(signature.args), dict(signature.kwargs)) if is_changed else None
+        outcome.store(attempts, max(floor, float(delay or 0)), error, arguments)
 
     def _outcome(self, request: Any) -> Outcome:
         return Outcome(self, request, runtime_of(self.app), self._plan_of(self.app))
@@ -242,19 +247,26 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             self._plan = (runtime, plan)
         return self._plan[1]
 
-    def _stamp(self, resilience: Mapping[str, Any] | None, options: dict[str, Any]) -> None:
-        """Put the options and the deadline of a call into its header, unless it carries one already."""
+    def _stamp(self, resilience: Mapping[str, Any] | None, options: dict[str, Any], task_id: str | None = None) -> None:
+        """Put the options and the deadline of a call into its header, unless it carries one of its own.
+
+        A header of another task, which a body has handed on with its own headers, is left out.
+        """
         if self._is_built_in:
             return
         call = check_call_options(resilience) if resilience is not None else {}
-        headers = options.get("headers") or {}
-        deadline = call.get("deadline_seconds", self._plan_of(self.app).deadline_seconds)
-        if HEADER in headers or not (call or deadline is not None):
+        headers = dict(options.get("headers") or {})
+        known, task_id = headers.pop(HEADER, None), task_id or options.get("task_id")
+        if known is not None and task_id is not None and read_attempts(known).task_id == task_id:
             return
-        attempts = Attempts(options=call)
-        if deadline is not None:
-            attempts = replace(attempts, deadline_at=self._start(options) + deadline)
-        options["headers"] = {**headers, HEADER: attempts.to_header()}
+        deadline = call.get("deadline_seconds", self._plan_of(self.app).deadline_seconds)
+        if call or deadline is not None:
+            if task_id is None:
+                task_id = options["task_id"] = uuid()
+            at = None if deadline is None else self._start(options) + deadline
+            headers[HEADER] = Attempts(task_id=task_id, options=call, deadline_at=at).to_header()
+        if headers or known is not None:
+            options["headers"] = headers
 
     def _start(self, options: Mapping[str, Any]) -> float:
         """Give the moment from which a deadline counts: the publish, or the ETA that was asked for."""
@@ -274,13 +286,18 @@ def check_options(cls: type[ResilientTask]) -> None:
     autoretry_for = getattr(cls, "autoretry_for", None)
     if autoretry_for:
         attempts = 1 + cls.max_retries if isinstance(cls.max_retries, int) else 1000
-        names = ", ".join(f"{getattr(error, '__name__', error)}: 'TRANSIENT'" for error in autoretry_for)
+        errors = autoretry_for if isinstance(autoretry_for, (list, tuple)) else [autoretry_for]
+        names = ", ".join(f"{getattr(error, '__name__', error)}: 'TRANSIENT'" for error in errors)
         raise ConfigurationError(
             f"{where}autoretry_for", autoretry_for, "two deciders would fight over each failure",
             f"Remove it and its retry_* options and write: retry_policy=RetryPolicy(max_attempts={attempts}), "
             f"failure_rules={{{names}}}.",
         )  # fmt: skip
     for name in _own_names(cls):
+        if name in OF_POLICY:
+            value = getattr(cls, name, None)
+            remedy = f"Write retry_policy=RetryPolicy({name}={value!r})."
+            raise ConfigurationError(f"{where}{name}", value, "is a part of a retry policy, not an option", remedy)
         meant = near_miss(name, OPTIONS)
         if meant is not None:
             raise ConfigurationError(
