@@ -18,6 +18,7 @@ HEADER = "resilience"
 MAX_BYTES = 8192
 MAX_TRAIL = 10
 MAX_ERROR = 200
+MAX_NAME = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,8 @@ class Attempts:
     """How far a task has come.
 
     `attempt` is the number of the run that this message asks for, from 1; `asked` counts those earlier runs that ended
-    in the body's own `self.retry()`, which obey Celery's limit and not ours. `queue` is where the first message was.
+    in the body's own `self.retry()`, which obey Celery's limit and not ours. `queue` is where the first message was,
+    `task_id` whose header it is: a body may hand its own headers on to other tasks.
     """
 
     attempt: int = 1
@@ -33,6 +35,7 @@ class Attempts:
     parks: int = 0
     reserved: tuple[str, ...] = ()
     waits_for: tuple[str, ...] = ()
+    task_id: str | None = None
     lineage: str | None = None
     queue: str | None = None
     deadline_at: float | None = None
@@ -91,13 +94,19 @@ FIRST = Attempts()
 
 def read_attempts(header: object) -> Attempts:
     """Read a header; one that is absent or cannot be ours starts at the first attempt."""
-    if header is None:
+    if header is None or (isinstance(header, (str, bytes)) and len(header) > 2 * MAX_BYTES):
         return FIRST
     try:
         known = json.loads(header) if isinstance(header, (str, bytes)) else header
         return _load(known) if isinstance(known, Mapping) else FIRST
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return FIRST
+
+
+def attempts_for(header: object, task_id: object) -> Attempts:
+    """Read the header of this task; one that a body has handed on from another starts at the first attempt."""
+    attempts = read_attempts(header)
+    return attempts if attempts.task_id == task_id else FIRST
 
 
 def _dump(state: Attempts, trail: tuple[Mapping[str, Any], ...]) -> str:
@@ -107,6 +116,7 @@ def _dump(state: Attempts, trail: tuple[Mapping[str, Any], ...]) -> str:
         "parks": state.parks,
         "reserved": list(state.reserved),
         "waits_for": list(state.waits_for),
+        "task_id": state.task_id,
         "lineage": state.lineage,
         "queue": state.queue,
         "deadline_at": state.deadline_at,
@@ -117,15 +127,15 @@ def _dump(state: Attempts, trail: tuple[Mapping[str, Any], ...]) -> str:
 
 
 def _load(known: Mapping[str, Any]) -> Attempts:
-    lineage, queue = known.get("lineage"), known.get("queue")
     return Attempts(
         attempt=max(1, int(known.get("attempt", 1))),
         asked=max(0, int(known.get("asked", 0))),
         parks=max(0, int(known.get("parks", 0))),
-        reserved=tuple(str(name) for name in known.get("reserved", ())),
-        waits_for=tuple(str(name) for name in known.get("waits_for", ())),
-        lineage=str(lineage) if lineage else None,
-        queue=str(queue) if queue else None,
+        reserved=tuple(filter(None, map(_name, known.get("reserved", ())))),
+        waits_for=tuple(filter(None, map(_name, known.get("waits_for", ())))),
+        task_id=_name(known.get("task_id")),
+        lineage=_name(known.get("lineage")),
+        queue=_name(known.get("queue")),
         deadline_at=_moment(known.get("deadline_at")),
         options=check_call_options(known.get("options", {})),
         trail=tuple(dict(entry) for entry in known.get("trail", ())),
@@ -134,3 +144,11 @@ def _load(known: Mapping[str, Any]) -> Attempts:
 
 def _moment(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) and value > 0 else None
+
+
+def _name(value: Any) -> str | None:
+    """Accept a name that Redis and brokers can take: text that is UTF-8 and not endless."""
+    if not isinstance(value, str) or not value or len(value) > MAX_NAME:
+        return None
+    value.encode("utf-8")  # raises UnicodeError, a ValueError, which makes the whole header a stranger's
+    return value

@@ -7,6 +7,7 @@ that has Celery ack the message; if it cannot be stored, the message goes back.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ from celery import Task
 from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as CeleryRetry
 
-from .attempts import HEADER, Attempts, read_attempts
+from .attempts import HEADER, Attempts, attempts_for
 from .decision import DeadLetter, DeadReason, Decision, History, Retry, decide
 from .errors import (
     BreakerOpenError,
@@ -27,12 +28,12 @@ from .errors import (
 from .events import Event, tell
 from .failure import Classifier, Failure, FailureClass, FailureContext
 from .gates import Gates
-from .policy import RetryPolicies, RetryPolicy, policies_from
+from .policy import RETRYABLE, RetryPolicies, RetryPolicy, policies_from
 from .runtime import Runtime
 from .schedule import Schedule
 from .settings import policy_of_call
 from .transport.envelope import Envelope, original, with_arguments
-from .transport.lineage import lineage_name
+from .transport.lineage import has_own_lineage, lineage_name
 from .transport.queues import delays_natively, origin_queue
 
 logger = logging.getLogger(__name__)
@@ -134,10 +135,13 @@ class Outcome:
     def _store_park(
         self, schedule: Schedule, envelope: Envelope, attempts: Attempts, delay: float, waits_for: str
     ) -> None:
-        attempts = self.travelling(attempts)
+        attempts, number = self.travelling(attempts), attempts.step + 1
         message = next_message(envelope, attempts, self.request.retries)
-        number = attempts.step + 1
-        schedule.add_park(message, attempts.queue, str(attempts.lineage), number, delay, waits_for)
+        if not schedule.add_park(message, attempts.queue, str(attempts.lineage), number, delay, waits_for):
+            own = self._beside_namesake(attempts)
+            if own is not None:
+                message = next_message(envelope, own, self.request.retries)
+                schedule.add_park(message, own.queue, str(own.lineage), number, delay, waits_for)
 
     def _rest(self, failure: Failure) -> None:
         """Let the whole fleet rest as long as the server asked, where a shared rate or a breaker can make it."""
@@ -174,22 +178,27 @@ class Outcome:
             keep()
         except Exception as problem:
             tell(logger, logging.WARNING, Event.ATTEMPT_NOT_STORED, **self._fields(), error=problem)
-            if not self.task.acks_late:
-                raise (error or problem) from problem  # acked before it ran: there is no message to give back
-            pause = self.runtime.settings.requeue_pause_seconds
+            if not (self.task.acks_late and heals(problem)):
+                raise (error or problem) from problem  # acked before it ran, or nothing to hope for
+            pause = self.runtime.next_pause()
             self.runtime.clock.sleep(self.runtime.clock.uniform(pause / 2, pause))
             raise Reject(problem, requeue=True) from problem
+        self.runtime.forget_pauses()
 
     def travelling(self, attempts: Attempts) -> Attempts:
         """Give the attempts with what the next message must know of its origin."""
         queue = attempts.queue or origin_queue(self.task.app, self.request.delivery_info or {})
-        return replace(attempts, queue=queue, lineage=attempts.lineage or lineage_of(self.request))
+        lineage = attempts.lineage or lineage_of(self.request)
+        return replace(attempts, queue=queue, lineage=lineage, task_id=self.request.id)
 
     def _store(self, attempts: Attempts, delay: float, arguments: Arguments | None) -> None:
         attempts = self.travelling(attempts)
         envelope = original(self.request.properties, self.request.delivery_info)
         schedule = self.runtime.schedule
-        if schedule is None or envelope is None or delays_natively(self.task.app, self.runtime.family, attempts.queue):
+        is_native = delays_natively(self.task.app, self.runtime.family, attempts.queue)
+        # RabbitMQ counts delays in whole seconds: shorter ones are the schedule's, where there is one.
+        if schedule is None or envelope is None or (is_native and delay >= 1):
+            delay = max(1, math.ceil(delay)) if is_native else delay
             self._publish(attempts, delay, arguments)
             if schedule is not None:
                 schedule.record(str(attempts.lineage), attempts.step + 1, delay)
@@ -197,7 +206,22 @@ class Outcome:
         if arguments is not None:
             envelope = with_arguments(envelope, *arguments, accept=self.task.app.conf.accept_content)
         envelope = next_message(envelope, attempts, self.request.retries + 1)
-        schedule.add_attempt(envelope, attempts.queue, str(attempts.lineage), attempts.step + 1, delay)
+        number = attempts.step + 1
+        if not schedule.add_attempt(envelope, attempts.queue, str(attempts.lineage), number, delay):
+            own = self._beside_namesake(attempts)
+            if own is not None:
+                envelope = next_message(envelope, own, self.request.retries + 1)
+                schedule.add_attempt(envelope, own.queue, str(own.lineage), number, delay)
+
+    def _beside_namesake(self, attempts: Attempts) -> Attempts | None:
+        """Follow a message that is on record already: a twin of this run stored it, and there is nothing to do (None).
+
+        Unless the record may be of another message with the same task id: then this one gets a lineage of its own.
+        """
+        is_redelivered = (self.request.delivery_info or {}).get("redelivered")
+        if self.attempts.lineage is not None or is_redelivered or has_own_lineage(self.request.properties):
+            return None
+        return replace(attempts, lineage=f"{attempts.lineage}:{self.runtime.clock.token()}")
 
     def _publish(self, attempts: Attempts, delay: float, arguments: Arguments | None) -> None:
         """Let Celery publish the next attempt with a delay: natively on quorum queues, else by ETA."""
@@ -261,7 +285,7 @@ def attempts_of(request: Any) -> Attempts:
     header = request.__dict__.get(HEADER)
     if header is None and request.headers:
         header = request.headers.get(HEADER)
-    return read_attempts(header)
+    return attempts_for(header, request.id)
 
 
 def celery_retry(error: BaseException | None, delay: float, *, is_eager: bool = False) -> CeleryRetry:
@@ -273,6 +297,13 @@ def celery_retry(error: BaseException | None, delay: float, *, is_eager: bool = 
 def lineage_of(request: Any) -> str:
     """Name the line of attempts that begins with this message."""
     return lineage_name(request.properties, request.id, request.replaced_task_nesting)
+
+
+def heals(problem: BaseException) -> bool:
+    """Say whether what kept us from storing may be over when the message comes back."""
+    if isinstance(problem, StoreUnavailableError):
+        return True
+    return Classifier.default().classify(problem).failure_class in RETRYABLE
 
 
 def next_message(envelope: Envelope, attempts: Attempts, retries: int) -> Envelope:

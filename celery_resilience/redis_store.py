@@ -102,14 +102,19 @@ def connect(url: str, timeout_seconds: float, options: Mapping[str, Any], ssl: M
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
     }
-    scheme = urlsplit(url.split(";")[0]).scheme
+    scheme = url.split(";")[0].partition("://")[0]
     if scheme == "sentinel":
         return _through_sentinel(url, limits, options)
     if scheme not in SCHEMES:
         raise ConfigurationError(
             "resilience_redis_url", safe_url(url), "is not a Redis URL", f"Use one of {', '.join(SCHEMES)}."
         )
-    return redis.Redis.from_url(_plain_url(url, scheme), **{**limits, **_tls(scheme, ssl)})
+    try:
+        return redis.Redis.from_url(_plain_url(url, scheme), **{**limits, **_tls(scheme, ssl)})
+    except ValueError as error:
+        raise ConfigurationError(
+            "resilience_redis_url", safe_url(url), f"cannot be read: {error}", "Write redis://host:6379/0."
+        ) from None
 
 
 def _plain_url(url: str, scheme: str) -> str:
@@ -146,10 +151,7 @@ def _through_sentinel(url: str, limits: dict[str, Any], options: Mapping[str, An
 
 
 def safe_url(url: str) -> str:
-    """Give a URL for messages: without its password."""
-    parts = urlsplit(url.split(";")[0])
-    if not parts.password:
-        return url.split(";")[0].partition("?")[0]
-    host = parts.hostname or ""
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{parts.username or ''}:***@{host}{port}{parts.path}"
+    """Give a URL for messages: without its password, and without its query, which may hold one."""
+    scheme, separator, rest = url.split(";")[0].partition("?")[0].partition("://")
+    user, at, place = rest.rpartition("@")
+    return f"{scheme}{separator}{user.partition(':')[0]}{':***@' if at else ''}{place}"

@@ -27,7 +27,7 @@ from .redis_store import RedisStore
 from .schedule import KEEP_RECORD_SECONDS, Schedule
 from .settings import PREFIX, Settings
 from .transport.depth import queue_length
-from .transport.target import family_of, redis_target
+from .transport.target import broker_name, family_of, redis_target
 
 _ATTRIBUTE = "_resilience_runtime"
 _apps: weakref.WeakSet[Celery] = weakref.WeakSet()
@@ -42,6 +42,7 @@ class Runtime:
         self.settings = Settings.from_mapping(given_settings(app))
         self.family = family_of(app)
         self._successes: dict[str, int] = {}
+        self._pauses = 0
 
     @cached_property
     def policies(self) -> RetryPolicies:
@@ -79,7 +80,17 @@ class Runtime:
         shared = target.shared and self.family == "redis"
         timeout = (self.app.conf.broker_transport_options or {}).get("visibility_timeout") or 0
         keep = max(KEEP_RECORD_SECONDS, 2.0 * float(timeout))
-        return Schedule(self.store, self.clock, family=self.family, shared=shared, keep_seconds=keep)
+        name = self.family if shared else self.settings.broker_name or broker_name(self.app)
+        return Schedule(self.store, self.clock, broker=name, shared=shared, keep_seconds=keep)
+
+    def next_pause(self) -> float:
+        """Give how long to hold a message before it goes back: longer each time, while nothing can be stored."""
+        self._pauses = min(self._pauses + 1, 6)
+        return min(30.0, self.settings.requeue_pause_seconds * 2.0 ** (self._pauses - 1))
+
+    def forget_pauses(self) -> None:
+        """Start with a short pause again: something was stored."""
+        self._pauses = 0
 
     @cached_property
     def breakers(self) -> Breakers:

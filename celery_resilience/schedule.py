@@ -74,7 +74,7 @@ class Waiting:
 class Schedule:
     """Messages that wait for their time.
 
-    `family` keeps messages of different kinds of broker apart; `shared` says that broker and schedule are one server;
+    `broker` keeps messages of different brokers apart; `shared` says that broker and schedule are one server;
     `keep_seconds` is how long after its due time a lineage's record outlives an attempt: longer than any redelivery.
     """
 
@@ -83,7 +83,7 @@ class Schedule:
         store: RedisStore,
         clock: Clock,
         *,
-        family: str,
+        broker: str,
         shared: bool,
         keep_seconds: float = KEEP_RECORD_SECONDS,
     ) -> None:
@@ -91,7 +91,7 @@ class Schedule:
         self.clock = clock
         self.shared = shared
         self._keep_seconds = keep_seconds
-        self._group = f"schedule:{family}"
+        self._group = f"schedule:{broker}"
         self._keys = [store.key(self._group, "due"), store.key(self._group, "entries")]
 
     def add_attempt(self, envelope: Envelope, queue: str | None, lineage: str, number: int, delay: float) -> bool:

@@ -24,11 +24,13 @@ class Settings:
 
     `redis_url` is where shared state lives; without it the broker's Redis serves, else the result backend's.
     `breaker_policy` is for breakers without one in `breakers`, by name; of `max_breakers` the least used are forgotten.
+    `broker_name` names the broker in a Redis that is not the broker's own, so that a change of its URL strands nothing.
     `visibility_timeout_seconds` applies the recommended transport options to a Redis broker.
     """
 
     redis_url: str | None = None
     key_prefix: str = "resilience"
+    broker_name: str | None = None
     retry_policy: PolicyOption = None
     deadline_seconds: float | None = None
     failure_rules: Any = ()
@@ -47,6 +49,7 @@ class Settings:
         text(PREFIX + "redis_url", self.redis_url, "redis://host:6379/0")
         required(PREFIX + "key_prefix", self.key_prefix)
         text(PREFIX + "key_prefix", self.key_prefix, "resilience")
+        text(PREFIX + "broker_name", self.broker_name, "rabbit-1")
         policies_from(PREFIX + "retry_policy", self.retry_policy)
         check_rules(PREFIX + "failure_rules", self.failure_rules)
         self._check_breakers()

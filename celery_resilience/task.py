@@ -18,32 +18,23 @@ from celery.exceptions import Reject
 from celery.exceptions import Retry as CeleryRetry
 from celery.signals import task_retry
 from celery.utils.time import maybe_make_aware
+from kombu.utils.uuid import uuid
 
 from . import worker
 from .admission import Admission, Refused
-from .attempts import HEADER, Attempts
+from .attempts import HEADER, Attempts, read_attempts
 from .breaker import CircuitBreaker
-from .checks import near_miss, number, whole_number
 from .decision import DeadLetter, Retry
-from .errors import BreakerOpenError, ConfigurationError
+from .errors import BreakerOpenError
 from .failure import FailureClass
-from .gates import BreakerOption, Gates, RateOption, WhenOpen, check_gates
-from .outcome import REFUSED, Outcome, Plan, celery_retry
+from .gates import BreakerOption, RateOption, WhenOpen
+from .outcome import REFUSED, Outcome, Plan, celery_retry, heals
 from .policy import PolicyOption, policies_from
 from .runtime import Runtime, runtime_of
-from .settings import check_call_options, check_rules
+from .settings import check_call_options
+from .task_options import check_options, gates_of, option
 from .transport.depth import queue_of
 
-OPTIONS = (
-    "retry_policy",
-    "deadline_seconds",
-    "failure_rules",
-    "breaker",
-    "when_open",
-    "rate_limit_shared",
-    "max_concurrent",
-    "max_queue_length",
-)
 BUILT_IN = "celery."
 STAGE = "_resilience_stage"  # on a request: how far into __call__ and body it is
 STORE = "_resilience_store"  # on a request: what a signature made by retry() does instead of publishing
@@ -137,7 +128,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             cls.acks_late = app.conf.task_acks_late
             cls.Strategy = Task.Strategy
         else:
-            check_options(cls)
+            check_options(cls, ResilientTask)
 
     def apply_async(
         self,
@@ -148,7 +139,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         **options: Any,
     ) -> Any:
         """Send the task; `resilience={"max_attempts": 3, "deadline_seconds": 60}` sets options for this call."""
-        self._stamp(resilience, options)
+        self._stamp(resilience, options, positional[0] if positional else None)
         if self.max_queue_length is not None:
             self._check_room(args, kwargs, options)
         return super().apply_async(args, kwargs, *positional, **options)
@@ -163,22 +154,24 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
     def retry(self, *args: Any, **options: Any) -> Any:
         """Ask for another attempt, as in Celery: obeys `max_retries`, `countdown` and `eta`, and spends no attempt."""
         request = self.request
-        if request.called_directly or request.is_eager or self._is_built_in:
+        if request.called_directly or self._is_built_in:
             return super().retry(*args, **options)
+        if request.is_eager:
+            return self._retry(dict(inspect.signature(Task.retry).bind(None, *args, **options).arguments))
         outcome = Outcome(self, request, runtime_of(self.app), self._plan_of(self.app))
-        given = inspect.signature(Task.retry).bind(self, *args, **options).arguments
-        given.pop("self")
-        extra = given.pop("options", {})
+        given = dict(inspect.signature(Task.retry).bind(None, *args, **options).arguments)
+        extra = given.get("options", {})
         attempts = outcome.travelling(outcome.started(outcome.runtime.clock.time()).after_asking())
         if extra:
             extra["headers"] = {**(request.headers or {}), **extra.get("headers", {}), HEADER: attempts.to_header()}
         else:
-            request.__dict__[STORE] = partial(self._store_retry, outcome, attempts, given.get("exc"))
-        limit = given.get("max_retries", None)
+            is_changed = given.get("args") is not None or given.get("kwargs") is not None
+            request.__dict__[STORE] = partial(self._store_retry, outcome, attempts, given.get("exc"), is_changed)
+        limit = given.get("max_retries")
         limit = self.max_retries if limit is None else limit
         if limit is not None:  # Celery counts every run; ours of other kinds must not use up the user's limit
             given["max_retries"] = limit + request.retries - outcome.attempts.asked
-        return self._retry(given, extra)
+        return self._retry(given)
 
     def on_retry(self, exc: Any, task_id: Any, args: Any, kwargs: Any, einfo: Any) -> None:
         """Called after each failed attempt that another follows; override it freely.
@@ -254,33 +247,35 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             request.__dict__[HEADER] = attempts.to_header()
             request.retries += 1
 
-    def _retry(self, given: dict[str, Any], extra: dict[str, Any]) -> Any:
+    def _retry(self, given: dict[str, Any]) -> Any:
+        given.pop("self", None)
+        extra = given.pop("options", {})
         try:
             return super().retry(**given, **extra)
         except CeleryRetry:
             raise
         except Reject as refused:
-            # Celery would throw the message away; what we stored nowhere goes back to its queue.
+            # Celery would throw the message away; what we stored nowhere goes back to its queue, if that can help.
             reason = getattr(refused, "reason", None)
             if isinstance(reason, Reject):
                 raise reason from None
-            if isinstance(reason, Exception) and not self.acks_late:
-                raise reason from None  # acked before it ran: there is no message to give back
+            if isinstance(reason, Exception) and not (self.acks_late and heals(reason)):
+                self.request.__dict__[REFUSED] = True
+                raise reason from None
             raise Reject(reason, requeue=True) from refused
         except Exception:
             self.request.__dict__[REFUSED] = True  # by Celery's limit: the last attempt, whatever the class
             raise
 
-    def _store_retry(self, outcome: Outcome, attempts: Attempts, error: Any, signature: Any) -> None:
-        options, request = signature.options, outcome.request
+    def _store_retry(self, outcome: Outcome, attempts: Attempts, error: Any, is_changed: bool, signature: Any) -> None:
+        options = signature.options
         delay = options.get("countdown")
         if options.get("eta") is not None:
             eta = maybe_make_aware(options["eta"], self.app.timezone)
             delay = (eta - self.app.now()).total_seconds()
         floor = outcome.plan.policies[FailureClass.UNKNOWN].floor_seconds or 0.0
-        arguments = (tuple(signature.args), dict(signature.kwargs))
-        unchanged = arguments == (tuple(request.args or ()), dict(request.kwargs or {}))
-        outcome.store(attempts, max(floor, float(delay or 0)), error, None if unchanged else arguments)
+        arguments = (tuple(signature.args), dict(signature.kwargs)) if is_changed else None
+        outcome.store(attempts, max(floor, float(delay or 0)), error, arguments)
 
     def _outcome(self, request: Any) -> Outcome:
         return Outcome(self, request, runtime_of(self.app), self._plan_of(self.app))
@@ -306,19 +301,26 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         self._plan = (runtime, plan)
         return self._plan
 
-    def _stamp(self, resilience: Mapping[str, Any] | None, options: dict[str, Any]) -> None:
-        """Put the options and the deadline of a call into its header, unless it carries one already."""
+    def _stamp(self, resilience: Mapping[str, Any] | None, options: dict[str, Any], task_id: str | None = None) -> None:
+        """Put the options and the deadline of a call into its header, unless it carries one of its own.
+
+        A header of another task, which a body has handed on with its own headers, is left out.
+        """
         if self._is_built_in:
             return
         call = check_call_options(resilience) if resilience is not None else {}
-        headers = options.get("headers") or {}
-        deadline = call.get("deadline_seconds", self._plan_of(self.app).deadline_seconds)
-        if HEADER in headers or not (call or deadline is not None):
+        headers = dict(options.get("headers") or {})
+        known, task_id = headers.pop(HEADER, None), task_id or options.get("task_id")
+        if known is not None and task_id is not None and read_attempts(known).task_id == task_id:
             return
-        attempts = Attempts(options=call)
-        if deadline is not None:
-            attempts = replace(attempts, deadline_at=self._start(options) + deadline)
-        options["headers"] = {**headers, HEADER: attempts.to_header()}
+        deadline = call.get("deadline_seconds", self._plan_of(self.app).deadline_seconds)
+        if call or deadline is not None:
+            if task_id is None:
+                task_id = options["task_id"] = uuid()
+            at = None if deadline is None else self._start(options) + deadline
+            headers[HEADER] = Attempts(task_id=task_id, options=call, deadline_at=at).to_header()
+        if headers or known is not None:
+            options["headers"] = headers
 
     def _check_room(self, args: Any, kwargs: Any, options: dict[str, Any]) -> None:
         """Refuse to send into a queue that is too long; what a worker sends again is let pass."""
@@ -338,52 +340,3 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             return now + float(options["countdown"])
         eta: Any = options.get("eta")
         return max(now, maybe_make_aware(eta, self.app.timezone).timestamp()) if hasattr(eta, "timestamp") else now
-
-
-def check_options(cls: type[ResilientTask]) -> None:
-    """Refuse, at bind time, options that cannot work and names that are a slip away from one of ours."""
-    where = f"task {cls.name}: "
-    policies_from(f"{where}retry_policy", cls.retry_policy)
-    number(f"{where}deadline_seconds", cls.deadline_seconds, low=0.001, high=366 * 86400)
-    check_rules(f"{where}failure_rules", option(cls, "failure_rules"))
-    check_gates(where, gates_of(cls))
-    whole_number(f"{where}max_queue_length", cls.max_queue_length, low=1, high=1_000_000_000)
-    autoretry_for = getattr(cls, "autoretry_for", None)
-    if autoretry_for:
-        attempts = 1 + cls.max_retries if isinstance(cls.max_retries, int) else 1000
-        names = ", ".join(f"{getattr(error, '__name__', error)}: 'TRANSIENT'" for error in autoretry_for)
-        raise ConfigurationError(
-            f"{where}autoretry_for", autoretry_for, "two deciders would fight over each failure",
-            f"Remove it and its retry_* options and write: retry_policy=RetryPolicy(max_attempts={attempts}), "
-            f"failure_rules={{{names}}}.",
-        )  # fmt: skip
-    for name in _own_names(cls):
-        meant = near_miss(name, OPTIONS)
-        if meant is not None:
-            raise ConfigurationError(
-                f"{where}{name}", getattr(cls, name, None), "is not an option", f"Did you mean {meant!r}?"
-            )
-
-
-def gates_of(cls: type[ResilientTask]) -> Gates:
-    """Read the gates from a task's options."""
-    return Gates(
-        task=str(cls.name),
-        breaker=option(cls, "breaker"),
-        when_open=option(cls, "when_open"),
-        rate=option(cls, "rate_limit_shared"),
-        places=option(cls, "max_concurrent"),
-    )
-
-
-def option(cls: type, name: str) -> Any:
-    """Read an option as it was written: a function given as one is not a method of the task."""
-    value = inspect.getattr_static(cls, name)
-    return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-
-
-def _own_names(cls: type) -> set[str]:
-    """Give the names that a user's classes add to a task."""
-    theirs = [base for base in cls.__mro__ if issubclass(base, ResilientTask) and base is not ResilientTask]
-    known = set(dir(ResilientTask))
-    return {name for base in theirs for name in vars(base) if not name.startswith("_") and name not in known}

@@ -16,7 +16,16 @@ from kombu.message import Message
 from kombu.utils.json import dumps, loads
 
 RAW = "resilience_raw"  # the property under which a worker hands the original message to the process that runs it
-_OF_ONE_DELIVERY = (RAW, "delivery_tag", "delivery_info", "body_encoding")
+# Told by the envelope's own fields, or true of one delivery only.
+_OF_ONE_DELIVERY = (
+    RAW,
+    "application_headers",
+    "body_encoding",
+    "content_encoding",
+    "content_type",
+    "delivery_info",
+    "delivery_tag",
+)
 
 
 @dataclass(frozen=True, slots=True)

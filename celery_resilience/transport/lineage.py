@@ -12,5 +12,11 @@ def lineage_name(properties: Mapping[str, Any] | None, task_id: Any, nesting: An
     A message on Redis has a tag of its own, which survives redelivery; elsewhere the task's id must serve, with the
     depth of `replace`, which keeps the id.
     """
-    tag = (properties or {}).get("delivery_tag")
-    return tag if isinstance(tag, str) else f"{task_id}:{nesting or 0}"
+    if properties is not None and has_own_lineage(properties):
+        return str(properties["delivery_tag"])
+    return f"{task_id}:{nesting or 0}"
+
+
+def has_own_lineage(properties: Mapping[str, Any] | None) -> bool:
+    """Say whether the name of a message's line is its own, and not shared by all that bear its task's id."""
+    return isinstance((properties or {}).get("delivery_tag"), str)

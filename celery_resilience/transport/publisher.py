@@ -48,22 +48,24 @@ class Publisher:
             options = {**self._app.conf.broker_transport_options, "confirm_publish": True}
             limit = CONFIRM_SECONDS
             self._connection = self._app.connection_for_write(transport_options=options, connect_timeout=limit)
-            self._producer = Producer(self._connection.channel(), on_return=self._on_return)
+            channel = self._connection.channel()
+            # Only AMQP gives messages back; kombu's virtual channels fail on being asked to.
+            self._producer = Producer(channel, on_return=self._on_return if _is_amqp(self._connection) else None)
         return self._producer
 
     def _send(self, producer: Producer, envelope: Envelope, queue: str) -> None:
-        connection: Any = producer.connection
-        amqp = connection.transport.driver_type == "amqp"
-        limits: dict[str, Any] = {"confirm_timeout": CONFIRM_SECONDS, "mandatory": True} if amqp else {}
-        properties = {k: v for k, v in envelope.properties.items() if k not in ("content_type", "content_encoding")}
-        headers = {**(properties.pop("application_headers", None) or {}), **envelope.headers}
+        limits: dict[str, Any] = {}
+        if _is_amqp(producer.connection):
+            limits = {"confirm_timeout": CONFIRM_SECONDS, "mandatory": True}
+        # A time to live that began with the first publish; the header `expires` tells the worker the same.
+        properties = {name: value for name, value in envelope.properties.items() if name != "expiration"}
         producer.publish(
             envelope.body,
             exchange="" if queue else envelope.exchange,
             routing_key=queue or envelope.routing_key,
             content_type=envelope.content_type,
             content_encoding=envelope.content_encoding,
-            headers=headers,
+            headers=dict(envelope.headers),
             retry=False,
             **limits,
             **properties,
@@ -71,3 +73,7 @@ class Publisher:
 
     def _on_return(self, _exception: Any, _exchange: Any, routing_key: str, _message: Any) -> None:
         self._returned.append(routing_key)
+
+
+def _is_amqp(connection: Any) -> bool:
+    return bool(connection.transport.driver_type == "amqp")

@@ -40,6 +40,14 @@ def family_of(app: Celery) -> str:
     return "amqp" if scheme in AMQP_SCHEMES else scheme
 
 
+def broker_name(app: Celery) -> str:
+    """Name the broker by its first URL, without user and password; localhost has one name only."""
+    parts = urlsplit(broker_url(app).split(";")[0])
+    host = (parts.hostname or "localhost").lower()
+    host = "localhost" if host in ("127.0.0.1", "::1") else host
+    return f"{family_of(app)}:{host}:{parts.port or ''}{parts.path if parts.path.strip('/') else ''}"
+
+
 def redis_target(app: Celery, settings: Settings) -> Target | None:
     """Choose the Redis: the one that was named, else the broker's, else the result backend's, else none."""
     broker, conf = broker_url(app), app.conf

@@ -15,13 +15,14 @@ from typing import Any
 from celery import bootsteps
 from kombu.message import Message
 
-from ..attempts import HEADER, read_attempts
+from ..attempts import HEADER, Attempts, attempts_for
 from ..errors import StoreUnavailableError
 from ..events import Event, tell
 from ..pauses import Pause, Pauses, waits_for
 from ..runtime import Runtime, runtime_of
-from ..transport.envelope import original
-from ..transport.lineage import lineage_name
+from ..schedule import Schedule
+from ..transport.envelope import Envelope, original
+from ..transport.lineage import has_own_lineage, lineage_name
 from ..transport.queues import origin_queue
 from .duty import Duty
 
@@ -114,19 +115,21 @@ def park_if_paused(message: Message, task: str, runtime: Runtime) -> bool:
     if pause is None or schedule is None:
         return False
     envelope = original(message.properties, message.delivery_info)
-    attempts = read_attempts(message.headers.get(HEADER)).after_park(waits_for(task))
+    attempts = attempts_for(message.headers.get(HEADER), message.headers.get("id")).after_park(waits_for(task))
     delay = _delay(pause, attempts.deadline_at, runtime)
     if envelope is None or delay is None:
         return False
     task_id, nesting = message.headers.get("id"), message.headers.get("replaced_task_nesting")
     lineage = attempts.lineage or lineage_name(message.properties, task_id, nesting)
+    is_namesake = attempts.lineage is None and not has_own_lineage(message.properties)
     queue = attempts.queue or origin_queue(runtime.app, message.delivery_info)
-    attempts = replace(attempts, lineage=lineage, queue=queue)
+    attempts = replace(attempts, lineage=lineage, queue=queue, task_id=task_id)
     told = {"task_id": task_id, "task": task, "attempt": attempts.attempt}
-    # It keeps its ETA, if it has one: a resume may come before.
-    stored = replace(envelope, headers={**envelope.headers, HEADER: attempts.to_header()})
     try:
-        schedule.add_park(stored, queue, lineage, attempts.step + 1, delay, waits_for(task))
+        is_stored = _park(schedule, envelope, attempts, delay)
+        if not is_stored and is_namesake and not message.delivery_info.get("redelivered"):
+            # On record already, but perhaps for another message with the same task id: it gets a line of its own.
+            _park(schedule, envelope, replace(attempts, lineage=f"{lineage}:{runtime.clock.token()}"), delay)
     except StoreUnavailableError as error:
         tell(logger, logging.WARNING, Event.PAUSE_PASSED, **told, error=error)
         return False
@@ -143,3 +146,10 @@ def _delay(pause: Pause, deadline_at: float | None, runtime: Runtime) -> float |
     ends += [pause.left_seconds] if pause.left_seconds is not None else []
     ends += [deadline_at - now] if deadline_at is not None else []
     return max(0.0, min(ends)) + runtime.clock.uniform(SPREAD_SECONDS / 2, SPREAD_SECONDS)
+
+
+def _park(schedule: Schedule, envelope: Envelope, attempts: Attempts, delay: float) -> bool:
+    """Store the same message again; it keeps its ETA, if it has one: a resume may come before."""
+    message = replace(envelope, headers={**envelope.headers, HEADER: attempts.to_header()})
+    lineage, number = str(attempts.lineage), attempts.step + 1
+    return schedule.add_park(message, attempts.queue, lineage, number, delay, attempts.waits_for[0])

@@ -12,7 +12,6 @@ from typing import Any
 from celery import bootsteps
 
 from ..crashpoints import crashpoint
-from ..errors import UnroutableError
 from ..events import Event, tell
 from ..runtime import Runtime, runtime_of
 from ..schedule import Place, Schedule
@@ -26,6 +25,7 @@ BATCH = 200
 LEASE_SECONDS = 30.0
 BUSY_WITHIN_SECONDS = 1.0  # while messages come due, others with short delays are likely to be added:
 BUSY_POLL_SECONDS = 0.05  # look more often, or they would be late in bunches
+BROKER_IS_AWAY = 3  # publishes that failed in a row
 
 
 class SchedulerStep(bootsteps.StartStopStep):
@@ -73,7 +73,7 @@ class Scheduler:
             else:
                 indirect.append(place)
         for queue_list, places in direct.items():
-            self._schedule.release(queue_list, places)
+            self._release(queue_list, places)
         if indirect:
             self._publish(indirect)
         if len(due.places) == BATCH:
@@ -86,14 +86,29 @@ class Scheduler:
             return pause
         return min(pause, due.next_in_seconds + self._clock.uniform(0.001, 0.01))
 
+    def _release(self, queue_list: str, places: list[Place]) -> None:
+        """Move the messages of one queue; what is wrong with them must not hold back those of others."""
+        try:
+            self._schedule.release(queue_list, places)
+        except UnicodeError as error:
+            tell(logger, logging.ERROR, Event.MESSAGE_UNROUTABLE, queue=ascii(queue_list), error=error)
+
     def _publish(self, places: list[Place]) -> None:
-        """Lease, publish, remove: a crash in between publishes again and loses nothing."""
+        """Lease, publish, remove: a crash in between publishes again and loses nothing.
+
+        A message that cannot be published waits for its lease to end, its neighbours do not; several in a row mean that
+        the broker is away.
+        """
+        in_a_row = 0
         for place, envelope in self._schedule.claim(places, LEASE_SECONDS):
             try:
                 self._publisher.publish(envelope, place.queue)
-            except UnroutableError as error:
-                task_id = envelope.headers.get("id")
-                tell(logger, logging.ERROR, Event.MESSAGE_UNROUTABLE, task_id=task_id, error=error)
+            except Exception as error:
+                task_id, in_a_row = envelope.headers.get("id"), in_a_row + 1
+                tell(logger, logging.ERROR, Event.MESSAGE_UNROUTABLE, task_id=task_id, error=repr(error))
+                if in_a_row >= BROKER_IS_AWAY:
+                    raise
                 continue
+            in_a_row = 0
             crashpoint("scheduler.published")
             self._schedule.remove([place])

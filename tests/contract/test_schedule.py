@@ -42,7 +42,7 @@ def letter(body: bytes = b"x", priority: int = 0, **headers: Any) -> Envelope:
 @pytest.fixture
 def schedule(resilience_redis: EmbeddedRedis) -> Iterator[Schedule]:
     store = RedisStore(resilience_redis.url, timeout_seconds=2)
-    yield Schedule(store, SYSTEM_CLOCK, family="test", shared=True)
+    yield Schedule(store, SYSTEM_CLOCK, broker="test", shared=True)
     store.close()
 
 
@@ -102,7 +102,7 @@ class TestAdding:
         assert all(client.ttl(key) > 0 for key in client.keys("*"))
 
     def test_families_do_not_see_each_other(self, schedule: Schedule) -> None:
-        other = Schedule(schedule.store, SYSTEM_CLOCK, family="other", shared=False)
+        other = Schedule(schedule.store, SYSTEM_CLOCK, broker="other", shared=False)
         schedule.add_attempt(letter(), "q", "a", 2, 0)
 
         assert other.count() == 0
@@ -167,7 +167,7 @@ class TestWhatIsDue:
 
         def work() -> None:
             store = RedisStore(schedule.store.url, timeout_seconds=5)
-            mine = Schedule(store, SYSTEM_CLOCK, family="test", shared=True)
+            mine = Schedule(store, SYSTEM_CLOCK, broker="test", shared=True)
             while places := mine.due(20).places:
                 moved.append(mine.release("q", places))
             store.close()
@@ -222,7 +222,7 @@ class TestTrouble:
 
     def test_a_full_redis_refuses_and_loses_nothing(self, redis_server: EmbeddedRedis) -> None:
         store = RedisStore(redis_server.url, timeout_seconds=2)
-        schedule = Schedule(store, SYSTEM_CLOCK, family="test", shared=True)
+        schedule = Schedule(store, SYSTEM_CLOCK, broker="test", shared=True)
         schedule.add_attempt(letter(b"kept"), "q", "a", 2, 0)
         with redis_server.client() as client:
             client.config_set("maxmemory", "1mb")
@@ -240,7 +240,7 @@ class TestTrouble:
     def test_with_an_append_only_file_a_power_cut_loses_nothing(self) -> None:
         with EmbeddedRedis(url="", appendonly=True) as server:
             store = RedisStore(server.url, timeout_seconds=2, cooldown_seconds=0.1)
-            schedule = Schedule(store, SYSTEM_CLOCK, family="test", shared=True)
+            schedule = Schedule(store, SYSTEM_CLOCK, broker="test", shared=True)
             schedule.add_attempt(letter(b"kept"), "q", "a", 2, 0)
             server.kill()
             server.start()
@@ -275,7 +275,7 @@ class ScheduleAgainstModel(RuleBasedStateMachine):
         self.client = self.server.client()
         self.client.flushdb()
         self.store = RedisStore(self.server.url, timeout_seconds=5)
-        self.schedule = Schedule(self.store, SYSTEM_CLOCK, family="test", shared=True)
+        self.schedule = Schedule(self.store, SYSTEM_CLOCK, broker="test", shared=True)
         self.waiting: dict[Place, bytes] = {}
         self.due: set[Place] = set()
         self.highest: dict[str, int] = {}

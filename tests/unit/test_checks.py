@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from celery_resilience.checks import near_miss, number, one_of, required, suggestion, text, whole_number
 from celery_resilience.errors import ConfigurationError, shorten
-from celery_resilience.task import OPTIONS
+from celery_resilience.task_options import OPTIONS
 
 
 @given(st.floats(0, 10) | st.integers(0, 10) | st.none())

@@ -17,7 +17,7 @@ from celery_resilience.decision import DeadReason
 from celery_resilience.events import Event
 from celery_resilience.policy import CLASS_DEFAULTS
 from celery_resilience.settings import CALL_OPTIONS, PREFIX
-from celery_resilience.task import OPTIONS
+from celery_resilience.task_options import OPTIONS
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
