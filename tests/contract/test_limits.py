@@ -289,7 +289,7 @@ class TestParked:
 
     @pytest.fixture
     def schedule(self, store: RedisStore) -> Schedule:
-        return Schedule(store, SYSTEM_CLOCK, family="test", shared=True)
+        return Schedule(store, SYSTEM_CLOCK, broker="test", shared=True)
 
     def park(self, schedule: Schedule, name: str, delay: float = 3600.0, waits_for: str = "payments") -> None:
         envelope = Envelope(b"x", "application/json", "utf-8", {"id": name}, {"priority": 0}, "", "q")

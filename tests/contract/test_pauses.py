@@ -28,7 +28,7 @@ def store(resilience_redis: EmbeddedRedis) -> Iterator[RedisStore]:
 
 @pytest.fixture
 def schedule(store: RedisStore) -> Schedule:
-    return Schedule(store, SYSTEM_CLOCK, family="test", shared=True)
+    return Schedule(store, SYSTEM_CLOCK, broker="test", shared=True)
 
 
 @pytest.fixture

@@ -216,7 +216,7 @@ class TestQueues:
 class TestTasks:
     def test_a_message_of_a_paused_task_is_parked_with_the_same_attempt(self, house: House) -> None:
         house.store.set("task:shop.charge")
-        before = Attempts(attempt=3, parks=1, lineage="line", queue="origin", reserved=("a",))
+        before = Attempts(task_id="1", attempt=3, parks=1, lineage="line", queue="origin", reserved=("a",))
         parked = house.park(resilience=before.to_header(), eta="2027-01-15T08:00:30+00:00")
         envelope, queue, lineage, number, delay, waits_for = house.schedule.parked[0]
         after = read_attempts(envelope.headers[HEADER])
@@ -245,7 +245,7 @@ class TestTasks:
     def test_it_waits_no_longer_than_the_pause_or_the_deadline(self, house: House) -> None:
         house.store.set("task:shop.charge", until=NOW + 90)
         house.park()
-        house.park(resilience=Attempts(deadline_at=NOW + 30).to_header())
+        house.park(resilience=Attempts(task_id="1", deadline_at=NOW + 30).to_header())
         delays = [parked[4] for parked in house.schedule.parked]
 
         assert 90 < delays[0] <= 91
@@ -254,7 +254,7 @@ class TestTasks:
     def test_what_is_past_its_deadline_is_let_pass_to_its_end(self, house: House) -> None:
         house.store.set("task:shop.charge")
 
-        assert not house.park(resilience=Attempts(deadline_at=NOW - 1).to_header())
+        assert not house.park(resilience=Attempts(task_id="1", deadline_at=NOW - 1).to_header())
 
     def test_what_cannot_be_stored_is_run(self, house: House, caplog: pytest.LogCaptureFixture) -> None:
         house.store.set("task:shop.charge")
