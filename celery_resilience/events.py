@@ -21,6 +21,7 @@ class Event(str, Enum):
     DUTY_FAILED = "resilience-duty-failed"
     ETA_KEPT = "resilience-eta-kept"
     LEASE_LOST = "resilience-lease-lost"
+    MESSAGE_GARBLED = "resilience-message-garbled"
     MESSAGE_UNROUTABLE = "resilience-message-unroutable"
     REDELIVERY_UNCHECKED = "resilience-redelivery-unchecked"
     REDIS_MISSED = "resilience-redis-missed"

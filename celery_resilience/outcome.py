@@ -118,7 +118,7 @@ class Outcome:
         """Give the attempts with what the next message must know of its origin."""
         queue = attempts.queue or origin_queue(self.task.app, self.request.delivery_info or {})
         lineage = attempts.lineage or lineage_of(self.request)
-        return replace(attempts, queue=queue, lineage=lineage, task_id=self.request.id)
+        return replace(attempts, queue=queue, lineage=lineage)
 
     def _store(self, attempts: Attempts, delay: float, arguments: Arguments | None) -> None:
         attempts = self.travelling(attempts)
@@ -179,10 +179,10 @@ class Outcome:
 
     def started(self, now: float) -> Attempts:
         """Give the attempts with a deadline, which counts from here if no publish of ours has set it."""
-        seconds = self._deadline_seconds()
-        if self.attempts.deadline_at is None and seconds is not None:
-            return replace(self.attempts, deadline_at=now + seconds)
-        return self.attempts
+        seconds, deadline_at = self._deadline_seconds(), self.attempts.deadline_at
+        if deadline_at is None and seconds is not None:
+            deadline_at = now + seconds
+        return replace(self.attempts, task_id=self.request.id, deadline_at=deadline_at)
 
     def _deadline_seconds(self) -> float | None:
         of_call = self.attempts.options.get("deadline_seconds")
