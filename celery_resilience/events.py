@@ -28,6 +28,7 @@ class Event(str, Enum):
     ETA_KEPT = "resilience-eta-kept"
     LEASE_LOST = "resilience-lease-lost"
     LIMIT_UNASKED = "resilience-limit-unasked"
+    MESSAGE_GARBLED = "resilience-message-garbled"
     MESSAGE_UNROUTABLE = "resilience-message-unroutable"
     PAUSE_PASSED = "resilience-pause-passed"
     QUEUE_PAUSED = "resilience-queue-paused"

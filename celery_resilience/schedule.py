@@ -173,7 +173,8 @@ class Schedule:
         """Lease due messages to this caller, who publishes and then removes them; a lost lease frees itself."""
         args = [int(lease_seconds * 1000), *(place.member() for place in places)]
         answer = self.store.run("schedule_claim", self._keys, args)
-        return [(Place.of(answer[i]), unpack(answer[i + 1])) for i in range(0, len(answer), 2)]
+        pairs = [(Place.of(answer[i]), _read(answer[i + 1])) for i in range(0, len(answer), 2)]
+        return [(place, envelope) for place, envelope in pairs if envelope is not None]
 
     def remove(self, places: Sequence[Place]) -> int:
         """Forget messages that were published."""
@@ -191,7 +192,8 @@ class Schedule:
         if not pairs:
             return []
         packed = self.store.command("HMGET", self._keys[1], *(member for member, _ in pairs))
-        return [_waiting(member, score, text) for (member, score), text in zip(pairs, packed, strict=True) if text]
+        found = [(member, score, _read(text)) for (member, score), text in zip(pairs, packed, strict=True) if text]
+        return [_waiting(member, score, envelope) for member, score, envelope in found if envelope is not None]
 
     def _record(self, lineage: str) -> str:
         return self.store.key(self._group, "highest", lineage)
@@ -214,8 +216,17 @@ def _pairs(rows: Any) -> list[tuple[Any, float]]:
     return [(rows[i], float(rows[i + 1])) for i in range(0, len(rows), 2)]
 
 
-def _waiting(member: bytes, score: float, packed: bytes) -> Waiting:
-    place, envelope = Place.of(member), unpack(packed)
+def _read(packed: bytes) -> Envelope | None:
+    """Read a message; one that is none is told of and left where it is, for it must not hold back the others."""
+    try:
+        return unpack(packed)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        tell(logger, logging.ERROR, Event.MESSAGE_GARBLED, error=repr(error))
+        return None
+
+
+def _waiting(member: bytes, score: float, envelope: Envelope) -> Waiting:
+    place = Place.of(member)
     attempts = read_attempts(envelope.headers.get(HEADER))
     last = attempts.trail[-1] if attempts.trail else {}
     why = f"{last['class']}: {last['error']}" if "class" in last and "error" in last else "asked by the body"

@@ -55,13 +55,19 @@ def schedule(ctx: click.Context, limit: int, after: int, as_json: bool) -> None:
 def _table(rows: list[Waiting], now: float) -> list[str]:
     if not rows:
         return []
-    cells = [("due", "in", "kind", "task", "id", "attempt", "queue", "why")]
+    cells: list[tuple[str, ...]] = [("due", "in", "kind", "task", "id", "attempt", "queue", "why")]
     for row in rows:
         due = datetime.fromtimestamp(row.due_at, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
         wait, why = human_seconds(row.due_at - now), row.why.splitlines()[0][:80] if row.why else ""
         cells.append((due, wait, row.kind, row.task, row.task_id, str(row.attempt), row.queue, why))
+    cells = [tuple(_shown(cell) for cell in line) for line in cells]
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]) - 1)]
     return ["  ".join([*(c.ljust(w) for c, w in zip(line, widths, strict=False)), line[-1]]).rstrip() for line in cells]
+
+
+def _shown(text: str) -> str:
+    """Give text that every terminal takes: a lone surrogate is written as what it is."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def human_seconds(seconds: float) -> str:

@@ -25,6 +25,7 @@ class Publisher:
         self._connection: Connection | None = None
         self._producer: Producer | None = None
         self._returned: list[str] = []
+        self.connection_errors: tuple[type[BaseException], ...] = tuple(app.connection_for_write().connection_errors)
 
     def publish(self, envelope: Envelope, queue: str) -> None:
         """Send a message to a queue by name, or to its exchange if no queue is given; raises if not confirmed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from celery import Celery
 
@@ -41,11 +41,17 @@ def family_of(app: Celery) -> str:
 
 
 def broker_name(app: Celery) -> str:
-    """Name the broker by its first URL, without user and password; localhost has one name only."""
-    parts = urlsplit(broker_url(app).split(";")[0])
+    """Name the broker by its first URL, without user and password; what is the same place has one name only."""
+    parts, family = urlsplit(broker_url(app).split(";")[0]), family_of(app)
+    if "socket" in parts.scheme or parts.scheme == "unix":
+        query = parse_qs(parts.query)
+        database = (query.get("virtual_host") or query.get("db") or ["0"])[0]
+        return f"{family}:{parts.path}:{database.strip('/')}"
     host = (parts.hostname or "localhost").lower()
     host = "localhost" if host in ("127.0.0.1", "::1") else host
-    return f"{family_of(app)}:{host}:{parts.port or ''}{parts.path if parts.path.strip('/') else ''}"
+    port = parts.port or {"redis": 6379, "amqp": 5672}.get(family, 0)
+    place = parts.path.strip("/") or ("0" if family == "redis" else "")
+    return f"{family}:{host}:{port}/{place}"
 
 
 def redis_target(app: Celery, settings: Settings) -> Target | None:

@@ -25,7 +25,6 @@ BATCH = 200
 LEASE_SECONDS = 30.0
 BUSY_WITHIN_SECONDS = 1.0  # while messages come due, others with short delays are likely to be added:
 BUSY_POLL_SECONDS = 0.05  # look more often, or they would be late in bunches
-BROKER_IS_AWAY = 3  # publishes that failed in a row
 
 
 class SchedulerStep(bootsteps.StartStopStep):
@@ -91,24 +90,22 @@ class Scheduler:
         try:
             self._schedule.release(queue_list, places)
         except UnicodeError as error:
+            self._schedule.claim(places, LEASE_SECONDS)  # not again at the next look
             tell(logger, logging.ERROR, Event.MESSAGE_UNROUTABLE, queue=ascii(queue_list), error=error)
 
     def _publish(self, places: list[Place]) -> None:
         """Lease, publish, remove: a crash in between publishes again and loses nothing.
 
-        A message that cannot be published waits for its lease to end, its neighbours do not; several in a row mean that
-        the broker is away.
+        A message that cannot be published waits for its lease to end; its neighbours do not, unless the broker is away.
         """
-        in_a_row = 0
         for place, envelope in self._schedule.claim(places, LEASE_SECONDS):
             try:
                 self._publisher.publish(envelope, place.queue)
+            except self._publisher.connection_errors:
+                raise
             except Exception as error:
-                task_id, in_a_row = envelope.headers.get("id"), in_a_row + 1
+                task_id = envelope.headers.get("id")
                 tell(logger, logging.ERROR, Event.MESSAGE_UNROUTABLE, task_id=task_id, error=repr(error))
-                if in_a_row >= BROKER_IS_AWAY:
-                    raise
                 continue
-            in_a_row = 0
             crashpoint("scheduler.published")
             self._schedule.remove([place])

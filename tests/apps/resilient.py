@@ -64,6 +64,15 @@ class _UnpicklableError(ConnectionError):
         raise TypeError("cannot be pickled")
 
 
+class Ambiguous(str):
+    """A text that cannot be compared, as arrays cannot."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("The truth value is ambiguous")
+
+
 def record(url: str) -> redis.Redis:
     """Give this process's client of the record."""
     key = (os.getpid(), url)
@@ -138,6 +147,11 @@ def follow(task: Any, step: Any) -> Any:
         return f"went on after {type(returned).__name__}"
     if verb == "self.retry by position":
         task.retry(*value, countdown=0.1)
+    if verb == "self.retry with an object":
+        task.retry(args=(object(),), countdown=0.1)
+    if verb == "self.retry with an ambiguous key":
+        key, *steps = task.request.args
+        task.retry(args=(Ambiguous(key), *steps), countdown=0.1)
     if verb == "try self.retry":
         try:
             task.retry(**value)
@@ -222,6 +236,16 @@ def define_tasks(app: Celery, url: str) -> None:
     def note(*args: Any, key: str = "note") -> None:
         """Note that it was called: an errback or a link."""
         record(url).rpush(f"note:{key}", len(args))
+
+    @task(name="resilient.handing_on", bind=True)
+    def handing_on(self: Any, way: str, steps: list[Any], *keys: str) -> list[str]:
+        """Fail once, then send a script per key with this task's own headers, as one hands on a trace id."""
+        if self.request.retries < 1:
+            raise ConnectionError("not yet")
+        scripts, headers = app.tasks["resilient.script"], self.request.headers
+        if way == "apply_async":
+            return [scripts.apply_async((key, *steps), headers=headers).id for key in keys]
+        return [app.send_task(scripts.name, (key, *steps), headers=headers).id for key in keys]
 
     @task(name="resilient.replacing", bind=True)
     def replacing(self: Any, key: str) -> Any:

@@ -71,3 +71,16 @@ def test_a_member_of_a_chain_with_its_own_delay_keeps_its_place(stage: Stage) ->
     add = stage.app.tasks["resilient.add"]
 
     assert chain(add.s(1, 1), add.s(1).set(countdown=0.5), add.s(1)).apply_async().get(timeout=20) == 4
+
+
+@pytest.mark.parametrize("way", ["apply_async", "send_task"])
+def test_children_that_were_given_the_headers_of_their_retried_parent_make_attempts_of_their_own(
+    stage: Stage, way: str
+) -> None:
+    keys = [stage.key() for _ in range(3)]
+    steps = [["raise", "network"], ["raise", "network"], ["return", "done"]]
+    ids = stage.send("handing_on", way, steps, *keys, headers={"trace": "t1"}).get(timeout=20)
+
+    assert [stage.app.AsyncResult(each).get(timeout=20) for each in ids] == ["done"] * 3
+    for key in keys:
+        assert [(run["retries"], run["headers"]["trace"]) for run in stage.runs(key)] == [(n, "t1") for n in range(3)]

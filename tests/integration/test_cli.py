@@ -7,10 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from celery_resilience.testing import EmbeddedRedis, embedded_redis
+from celery_resilience.transport.envelope import Envelope
 from tests.support.stage import Stage, open_stage
 from tests.support.waiting import wait_until
 from tests.support.workers import ROOT
@@ -80,6 +83,33 @@ def test_an_empty_schedule_says_so(redis_server: EmbeddedRedis) -> None:
 
     assert done.returncode == 0
     assert done.stdout.strip() == "0 waiting; delayed retries wait in the schedule (Redis)"
+
+
+def test_a_message_with_a_hostile_header_is_listed_like_any_other(redis_server: EmbeddedRedis, tmp_path: Path) -> None:
+    hostile = json.dumps({"task_id": "hostile", "queue": "\ud800"})
+    with open_stage(tmp_path, redis_server) as stage:
+        stage.worker(pool="threads")
+        asks = (stage.key(), ["self.retry", {"countdown": 3600}])
+        stage.app.send_task("resilient.script", asks, task_id="hostile", headers={"resilience": hostile})
+        wait_until(lambda: stage.schedule.count() == 1, 10, "the message in the schedule")
+        done = celery("resilience", "schedule", env=stage.env)
+
+    assert done.returncode == 0, done.stderr
+    assert "hostile" in done.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_an_entry_that_no_terminal_can_show_is_listed_with_the_others(
+    redis_server: EmbeddedRedis, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    letter = Envelope(b"[]", "application/json", "utf-8", {"id": "hostile", "task": "t"}, {}, "", "resilient")
+    with open_stage(tmp_path, redis_server) as stage:
+        stage.schedule.add_attempt(letter, "\ud800", "a", 2, 60)
+        stage.schedule.add_attempt(replace(letter, headers={"id": "other", "task": "t"}), "resilient", "b", 2, 70)
+        done = celery("resilience", "schedule", *options, env=stage.env)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.index("hostile") < done.stdout.index("other")
 
 
 def test_without_redis_the_remedy_is_named(stage: Stage) -> None:

@@ -166,6 +166,35 @@ def test_the_bodys_own_retry_ends_at_its_limit(app: Celery) -> None:
     assert len(seen) == 2
 
 
+@pytest.mark.parametrize(("max_retries", "runs"), [(2, 3), (0, 1)])
+def test_the_exception_given_at_the_bodys_own_limit_is_not_retried_by_class(
+    app: Celery, max_retries: int, runs: int
+) -> None:
+    app.conf.task_eager_propagates = False
+    seen: list[int] = []
+
+    def body(task: Any) -> str:
+        seen.append(task.request.retries)
+        raise task.retry(exc=ConnectionError("down"))
+
+    result = define(app, body, max_retries=max_retries).delay()
+
+    assert (result.state, type(result.result)) == ("FAILURE", ConnectionError)
+    assert seen == list(range(runs))
+
+
+def test_the_exception_given_at_a_limit_of_none_is_the_end_when_failures_propagate(app: Celery) -> None:
+    seen: list[int] = []
+
+    def body(task: Any) -> str:
+        seen.append(task.request.retries)
+        raise task.retry(exc=ConnectionError("down"), max_retries=0)
+
+    with pytest.raises(ConnectionError, match="down"):
+        define(app, body).delay()
+    assert seen == [0]
+
+
 def test_each_attempt_is_told_once(app: Celery) -> None:
     signals: list[Any] = []
     hooks: list[Any] = []

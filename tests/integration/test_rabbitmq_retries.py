@@ -86,6 +86,53 @@ def test_changed_arguments_travel_through_the_schedule(stage: Stage) -> None:
     assert [run["kwargs"] for run in stage.runs(key)] == [{}, {"new": 1}, {"new": 1}]
 
 
+def test_compressed_and_expiring_messages_are_retried(stage: Stage) -> None:
+    stage.worker()
+    pad = {"pad": "x" * 5000}
+    sent = [stage.script(DOWN, DONE, kwargs=pad, **each) for each in ({"compression": "zlib"}, {"expires": 60})]
+
+    assert [result.get(timeout=15) for _, result in sent] == ["done"] * 2
+    for key, _ in sent:
+        first, second = stage.runs(key)
+        assert (first["attempt"], second["attempt"]) == (1, 2)
+        assert first["kwargs"] == second["kwargs"] == pad
+        assert first["expires"] == second["expires"]
+    assert stage.schedule.count() == 0
+
+
+def test_messages_that_share_a_task_id_are_all_retried(stage: Stage) -> None:
+    stage.worker()
+    keys = [stage.script(DOWN, DONE, task_id="order-17")[0] for _ in range(2)]
+    for key in keys:
+        stage.wait_runs(key, 2)
+    keys.append(stage.script(DOWN, DONE, task_id="order-17")[0])  # after the others have ended
+    stage.wait_runs(keys[-1], 2)
+
+    assert [stage.attempts(key) for key in keys] == [[1, 2]] * 3
+    assert stage.schedule.count() == 0
+
+
+def test_delays_below_a_second_wait_in_the_schedule_even_for_a_quorum_queue_and_others_round_up(
+    tmp_path: Path, redis_server: EmbeddedRedis, rabbitmq: RabbitMQ
+) -> None:
+    queue = own_queue(type="topic", arguments={"x-queue-type": "quorum"})
+    with open_on(tmp_path, redis_server, rabbitmq, queue) as stage:
+        stage.worker(concurrency=4)
+        long, native = stage.script(DOWN, DONE, resilience={"base_seconds": 2.5})
+        stage.wait_state(native, "RETRY")
+        waiting = stage.schedule.count()
+        short = [stage.script(DOWN, DONE, resilience={"base_seconds": seconds}) for seconds in (0.05, 0.5, 0.95)]
+        wait_until(lambda: stage.schedule.count() == 1, 10, "the longest of the short ones in the schedule")
+
+        assert waiting == 0
+        assert [result.get(timeout=15) for _, result in short] == ["done"] * 3
+        assert native.get(timeout=20) == "done"
+        first, second = stage.runs(long)
+        assert 2.9 <= second["at"] - first["at"] < 8
+        for key, _ in short:
+            assert stage.attempts(key) == [1, 2]
+
+
 def test_a_quorum_queue_of_a_topic_exchange_delays_natively(
     tmp_path: Path, redis_server: EmbeddedRedis, rabbitmq: RabbitMQ
 ) -> None:

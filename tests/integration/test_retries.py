@@ -272,6 +272,19 @@ class TestTheBodysOwnRetry:
         assert result.get(timeout=15) == "done"
         assert [run["kwargs"] for run in stage.runs(key)] == [{}, {"new": 1}]
 
+    def test_arguments_that_cannot_be_written_fail_the_task_at_once(self, stage: Stage) -> None:
+        key, result = stage.script(["self.retry with an object", None])
+
+        with pytest.raises(Exception, match="not JSON serializable"):
+            result.get(timeout=15)
+        assert stage.attempts(key) == [1]
+
+    def test_arguments_that_cannot_be_compared_are_no_problem(self, stage: Stage) -> None:
+        key, result = stage.script(["self.retry with an ambiguous key", None], DONE)
+
+        assert result.get(timeout=15) == "done"
+        assert stage.attempts(key) == [1, 2]
+
 
 class TestControlFlow:
     def test_ignore_ends_without_a_result_or_another_attempt(self, stage: Stage) -> None:

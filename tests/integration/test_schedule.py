@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from redis.exceptions import RedisError
 
 from celery_resilience.testing import EmbeddedRedis, embedded_redis
+from celery_resilience.transport.envelope import Envelope
 from tests.support.stage import Stage, open_stage
 from tests.support.waiting import wait_until
 from tests.support.workers import WorkerProcess
@@ -96,6 +98,35 @@ def test_a_retry_an_hour_ahead_waits_in_redis_and_survives_a_kill(stage: Stage) 
         2,
     )
     assert stage.attempts(key) == [1]
+
+
+def test_a_hostile_header_does_not_stop_the_schedule_for_others(stage: Stage) -> None:
+    stage.worker()
+    hostile = {"task_id": "hostile", "queue": "\ud800"}
+    keys = [stage.key() for _ in range(2)]
+    stage.app.send_task(
+        "resilient.script", (keys[0], DOWN, DONE), task_id="hostile", headers={"resilience": json.dumps(hostile)}
+    )
+    stage.wait_runs(keys[0], 1)
+    stage.send("script", keys[1], DOWN, DOWN, DONE)
+    stage.wait_runs(keys[1], 3)
+    stage.wait_runs(keys[0], 2)
+
+    assert [run["retries"] for run in stage.runs(keys[0])] == [0, 1]
+    assert stage.attempts(keys[1]) == [1, 2, 3]
+    stage.wait_idle()
+
+
+def test_an_entry_whose_queue_no_redis_can_name_holds_back_nobody(stage: Stage) -> None:
+    letter = Envelope(b"[]", "application/json", "utf-8", {"id": "hostile"}, {}, "", "resilient")
+    stage.schedule.add_attempt(letter, "\ud800", "hostile", 2, 0)
+    worker = stage.worker()
+    key, result = stage.script(DOWN, DOWN, DONE)
+
+    assert result.get(timeout=15) == "done"
+    assert stage.attempts(key) == [1, 2, 3]
+    assert [row.task_id for row in stage.schedule.find()] == ["hostile"]
+    worker.wait_for_log("resilience-message-unroutable")
 
 
 def test_a_redis_without_its_file_is_refilled_by_nobody_and_the_worker_goes_on(stage: Stage) -> None:

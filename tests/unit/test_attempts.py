@@ -17,6 +17,7 @@ states = st.builds(
     Attempts,
     attempt=st.integers(1, 10**6),
     asked=st.integers(0, 10**6),
+    task_id=st.none() | st.text(min_size=1, max_size=80),
     lineage=st.none() | st.text(min_size=1, max_size=80),
     queue=st.none() | st.text(min_size=1, max_size=255),
     deadline_at=st.none() | st.floats(1, 1e11),
@@ -41,9 +42,10 @@ def test_a_header_comes_back_as_it_was_written_within_8_kb(state: Attempts, mess
     assert len(header.encode()) <= MAX_BYTES
     assert len(back.trail) <= MAX_TRAIL
     assert [dict(e) for e in back.trail] == [dict(e) for e in state.trail][len(state.trail) - len(back.trail) :]
-    assert (back.attempt, back.asked, back.lineage, back.queue, back.deadline_at, back.options) == (
+    assert (back.attempt, back.asked, back.task_id, back.lineage, back.queue, back.deadline_at, back.options) == (
         state.attempt,
         state.asked,
+        state.task_id,
         state.lineage,
         state.queue,
         state.deadline_at,
@@ -96,6 +98,18 @@ def test_a_header_of_somebody_else_is_read_without_an_error(header: object) -> N
 )
 def test_a_header_that_cannot_be_ours_starts_at_the_first_attempt(header: object) -> None:
     assert read_attempts(header) == FIRST
+
+
+@pytest.mark.parametrize(
+    "header", ["[" * 100_000, '{"trail":' * 100_000, '{"trail":' * 1500, b"[" * 16_000, '{"queue": "\\ud800"}']
+)
+def test_a_header_too_deep_to_read_or_impossible_to_write_starts_at_the_first_attempt(header: object) -> None:
+    assert read_attempts(header) == FIRST
+
+
+@pytest.mark.parametrize("name", ["task_id", "lineage", "queue"])
+def test_an_endless_name_in_a_header_counts_as_none(name: str) -> None:
+    assert read_attempts(json.dumps({"attempt": 3, name: "x" * 5000})) == Attempts(attempt=3)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,57 @@ def test_the_schedule_is_shared_only_with_a_redis_broker() -> None:
     assert not runtime_of(Celery("b", broker="amqp://", backend="redis://h/0")).schedule.shared  # type: ignore[union-attr]
 
 
+def schedule_keys(broker: str, **conf: object) -> list[str]:
+    """Give the keys under which an app with this broker keeps its schedule."""
+    app = Celery("shop", broker=broker, set_as_current=False)
+    app.conf.update(conf)
+    schedule = runtime_of(app).schedule
+    assert schedule is not None
+    return schedule._keys
+
+
+def test_apps_that_share_a_redis_keep_the_messages_of_each_broker_apart() -> None:
+    url = "redis://state/0"
+    first = schedule_keys("redis://:hunter2@one/0", resilience_redis_url=url)
+    second = schedule_keys("redis://two/0", resilience_redis_url=url)
+
+    assert not set(first) & set(second)
+    assert not any("hunter2" in key for key in first)
+
+
+def test_a_broker_that_was_given_a_name_keeps_its_schedule_when_it_moves() -> None:
+    conf = {"resilience_redis_url": "redis://state/0", "resilience_broker_name": "shop"}
+    before, after = schedule_keys("redis://one/0", **conf), schedule_keys("amqp://two//", **conf)
+
+    assert before == after
+    assert before[0] == "resilience:{schedule:shop}:due"
+
+
+def test_the_pause_before_a_message_goes_back_grows_to_half_a_minute_and_starts_short_again() -> None:
+    app = Celery("shop", broker="redis://", set_as_current=False)
+    app.conf.resilience_requeue_pause_seconds = 2
+    runtime = runtime_of(app)
+    pauses = [runtime.next_pause() for _ in range(8)]
+    runtime.forget_pauses()
+
+    assert pauses == [2, 4, 8, 16, 30, 30, 30, 30]
+    assert runtime.next_pause() == 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://:hunter2@h:notaport/0", "redis://:hunter2@h:99999/0", "redis://[::1", "redis://:hunter2@[::1/0"],
+)
+def test_a_redis_url_that_cannot_be_read_names_field_and_remedy_and_no_password(url: str) -> None:
+    app = Celery("shop", broker="amqp://", set_as_current=False)
+    app.conf.resilience_redis_url = url
+    with pytest.raises(ConfigurationError) as caught:
+        assert runtime_of(app).store
+
+    assert all(word in str(caught.value) for word in ("resilience_redis_url", "Write redis://host:6379/0"))
+    assert "hunter2" not in str(caught.value)
+
+
 def test_wrong_settings_are_told_again_each_time() -> None:
     app = Celery("shop", broker="redis://")
     app.conf.resilience_dedline_seconds = 3

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 
 from celery_resilience import Settings
-from celery_resilience.transport.target import family_of, redis_target
+from celery_resilience.transport.target import broker_name, family_of, redis_target
 
 
 def target(broker: Any, backend: str | None = None, settings: Settings | None = None, **conf: Any) -> Any:
@@ -71,6 +71,33 @@ def test_reading_here_and_writing_there_is_not_shared() -> None:
 )
 def test_the_kind_of_broker_is_known_by_its_url(url: str | None, family: str) -> None:
     assert family_of(Celery("shop", broker=url)) == family
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("redis://shop:hunter2@Cache.example:6380/2", "redis:cache.example:6380/2"),
+        ("redis://127.0.0.1:6379/1", "redis:localhost:6379/1"),
+        ("redis://localhost:6379/1", "redis:localhost:6379/1"),
+        ("redis://[::1]:6379/1", "redis:localhost:6379/1"),
+        ("rediss://:hunter2@h:6379/1?ssl_cert_reqs=none", "redis:h:6379/1"),
+        ("redis+socket:///run/redis.sock", "redis:/run/redis.sock:0"),
+        ("redis+socket:///run/redis.sock?virtual_host=3", "redis:/run/redis.sock:3"),
+        ("redis://h:1", "redis:h:1/0"),
+        ("amqp://guest:hunter2@rabbit:5672/shop", "amqp:rabbit:5672/shop"),
+        ("amqp://guest:hunter2@rabbit:5672//", "amqp:rabbit:5672/"),
+        ("redis://:hunter2@a:1/0;redis://:hunter2@b:1/0", "redis:a:1/0"),
+        ("sqs://AKIA:hunter2@", "sqs:localhost:0/"),
+    ],
+)
+def test_a_broker_is_named_by_kind_place_and_path_and_never_by_its_password(url: str, name: str) -> None:
+    assert broker_name(Celery("shop", broker=url)) == name
+
+
+def test_brokers_at_other_places_have_other_names() -> None:
+    urls = ["redis://h:1/0", "redis://h:1/1", "redis://h:2/0", "redis://g:1/0", "amqp://h:1/0"]
+
+    assert len({broker_name(Celery("shop", broker=url)) for url in urls}) == len(urls)
 
 
 def test_tls_options_of_the_broker_travel_along() -> None:

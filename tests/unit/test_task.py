@@ -12,7 +12,7 @@ from celery import Celery, Task, chain, group
 from celery.signals import before_task_publish
 
 from celery_resilience import FailureClass, ResilientTask, RetryPolicy, runtime_of
-from celery_resilience.attempts import HEADER, read_attempts
+from celery_resilience.attempts import HEADER, Attempts, read_attempts
 from celery_resilience.errors import ConfigurationError
 from celery_resilience.runtime import Runtime, use_runtime
 from celery_resilience.testing import FakeClock
@@ -78,6 +78,12 @@ class TestBinding:
                     "failure_rules={ConnectionError: 'TRANSIENT'}",
                 ],
             ),
+            (
+                {"autoretry_for": KeyError},
+                ["shop.work", "autoretry_for", "retry_policy=RetryPolicy(", "failure_rules={KeyError: 'TRANSIENT'}"],
+            ),
+            ({"max_attempts": 3}, ["shop.work", "max_attempts=3", "Write retry_policy=RetryPolicy(max_attempts=3)."]),
+            ({"base_seconds": 0.5}, ["shop.work", "Write retry_policy=RetryPolicy(base_seconds=0.5)."]),
         ],
     )
     def test_a_wrong_option_stops_with_task_field_value_and_remedy(
@@ -238,6 +244,22 @@ class TestCalls:
 
         assert sent[0]["mine"] == 1
         assert resilience(sent[0]).options == {"max_attempts": 2}
+
+    def test_a_header_handed_on_from_another_task_is_left_out(self, app: Celery, sent: list[Any]) -> None:
+        handed_on = {HEADER: Attempts(attempt=3, task_id="parent", lineage="l").to_header(), "mine": 1}
+        task = define(app)
+        task.apply_async(headers=handed_on)
+        task.apply_async(headers=handed_on, resilience={"max_attempts": 2}, task_id="child")
+
+        assert HEADER not in sent[0]
+        assert resilience(sent[1]) == Attempts(task_id="child", options={"max_attempts": 2})
+        assert [headers["mine"] for headers in sent] == [1, 1]
+
+    def test_a_header_of_the_tasks_own_stays(self, app: Celery, sent: list[Any]) -> None:
+        own = Attempts(attempt=3, task_id="mine", lineage="l")
+        define(app).apply_async(headers={HEADER: own.to_header()}, task_id="mine")
+
+        assert resilience(sent[0]) == own
 
     def test_celerys_own_retry_policy_keeps_its_meaning(self, app: Celery, sent: list[Any]) -> None:
         define(app).apply_async(retry_policy={"max_retries": 0}, retry=False)
