@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -103,7 +104,7 @@ class TestRate:
             for k in range(burst, asks - i):
                 assert bounds[i + k][1] - earliest >= (k - burst + 1) * rate.interval_seconds - 0.001
         waits = [answer for answer, _ in bounds]
-        assert all(later >= sooner - 0.05 for sooner, later in zip(waits, waits[1:], strict=False))
+        assert all(later >= sooner - 0.05 for sooner, later in itertools.pairwise(waits))
 
     def test_many_who_ask_at_once_get_slots_of_their_own(self, limits: Limits, client: redis.Redis) -> None:
         rate, server = read_rate("rate", "100/s"), Server(client)
