@@ -76,10 +76,10 @@ def overlap(runs: list[Run]) -> int:
 
 def runs_of(stage: Stage, killed: str, killed_at: float) -> list[tuple[str, Run]]:
     """Give begin and end of each run; those of the killed worker ended with it."""
-    ends = dict(text.rsplit(" ", 1) for text in stage.record.lrange("ended", 0, -1))
+    ends = {run: end for run, _, end in (str(text).rpartition(" ") for text in stage.record.lrange("ended", 0, -1))}
     found: list[tuple[str, Run]] = []
     for text in stage.record.lrange("began", 0, -1):
-        run, began = text.rsplit(" ", 1)
+        run, _, began = str(text).rpartition(" ")
         end = ends.get(run, killed_at if killed in run else SYSTEM_CLOCK.time())
         found.append((run, (float(began), float(end))))
     return found

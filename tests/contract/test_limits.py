@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import redis
@@ -208,11 +209,14 @@ class TestBulkhead:
     def test_threads_that_race_never_hold_more_places_than_there_are(self, limits: Limits) -> None:
         lock, inside, most, done = threading.Lock(), 0, 0, 0
 
+        def is_in(token: str) -> bool:
+            return limits.enter("b", 3, token).is_admitted
+
         def work(worker: int) -> None:
             nonlocal inside, most, done
             for n in range(size(20, 200)):
                 token = f"{worker}-{n}"
-                wait_until(lambda token=token: limits.enter("b", 3, token).is_admitted, 20, "a place")
+                wait_until(partial(is_in, token), 20, "a place")
                 with lock:
                     inside += 1
                     most = max(most, inside)
