@@ -70,7 +70,7 @@ def test_a_slip_of_the_pen_is_recognised(name: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["run", "rate_limit", "queue", "database", "api_key", "seconds", "rules", "policy", "retries_wanted"]
+    "name", ["run", "queue", "database", "api_key", "seconds", "rules", "policy", "retries_wanted"]
 )
 def test_other_names_are_the_users_own(name: str) -> None:
     assert near_miss(name, OPTIONS) is None

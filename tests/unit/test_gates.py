@@ -94,6 +94,12 @@ class TestBinding:
         with pytest.raises(ConfigurationError, match=f"task shop.pay: .*{says}"):
             check_gates("task shop.pay: ", gates(**{option: value}))
 
+    def test_celerys_own_rate_limit_is_not_taken_for_a_slip_of_ours(self) -> None:
+        app = new_app()
+        app.task(body, name="shop.pay", shared=False, rate_limit="10/m")
+
+        assert app.tasks["shop.pay"].rate_limit == "10/m"
+
     def test_a_task_without_options_has_no_gate(self) -> None:
         assert gates().is_open_way
         assert not gates(places=1).is_open_way
