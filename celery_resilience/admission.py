@@ -44,7 +44,11 @@ class Admission:
 
     def enter(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Refused | None:
         """Ask every gate; gives the first refusal, after handing back what the others gave."""
-        refused = self._ask_breakers(args, kwargs) or self._ask_rate(args, kwargs) or self._ask_bulkhead()
+        try:
+            refused = self._ask_breakers(args, kwargs) or self._ask_rate(args, kwargs) or self._ask_bulkhead()
+        except BaseException:  # a user's function that names a breaker or a rate
+            self.cancel()
+            raise
         if refused is not None:
             self.cancel()
         return refused

@@ -17,6 +17,7 @@ from .redis_store import RedisStore
 
 logger = logging.getLogger(__name__)
 
+GROUP = "limits"
 LEASE_SECONDS = 30.0
 LONGEST_RESERVATION_SECONDS = 7 * 86400.0
 
@@ -82,4 +83,4 @@ class Limits:
         return Answer(bool(is_admitted), float(wait) / per_second)
 
     def _key(self, kind: str, name: str) -> str:
-        return self._store.key("limits", kind, name)
+        return self._store.key(GROUP, kind, name)

@@ -119,7 +119,8 @@ class Outcome:
         """Set the message aside without an attempt; gives what to raise, None if the refusal itself is the outcome."""
         clock, now = self.runtime.clock, self.runtime.clock.time()
         # A reserved slot is exact; everything else comes back spread out, so that not all ask in one instant.
-        delay = delay if reserved else delay + clock.uniform(0.0, max(0.5, delay / 4))
+        is_exact = waits_for in [f"rate {name}" for name in reserved]
+        delay = delay if is_exact else delay + clock.uniform(0.0, max(0.5, delay / 4))
         attempts = self.started(now).after_park(waits_for, reserved)
         schedule = self.runtime.schedule
         is_too_late = attempts.deadline_at is not None and now + delay > attempts.deadline_at

@@ -26,6 +26,7 @@ from .policy import RetryPolicies
 from .redis_store import RedisStore
 from .schedule import KEEP_RECORD_SECONDS, Schedule
 from .settings import PREFIX, Settings
+from .transport.announce import announce
 from .transport.depth import queue_length
 from .transport.target import broker_name, family_of, redis_target
 
@@ -133,12 +134,11 @@ class Runtime:
         return self.breakers.get(name, policy)
 
     def _on_transition(self, transition: Transition) -> None:
-        """Tell Celery's event stream of a breaker's change, and wake what is parked for one that has closed."""
-        with contextlib.suppress(Exception), self.app.events.default_dispatcher() as dispatcher:
-            dispatcher.send(f"resilience-breaker-{transition.event}", **transition.as_dict())
+        """Wake what is parked for a breaker that has closed, and tell Celery's event stream of any change."""
         if transition.event in ("closed", "released") and self.schedule is not None:
             with contextlib.suppress(StoreUnavailableError):
                 self.schedule.wake(transition.breaker)
+        announce(self.app, f"resilience-breaker-{transition.event}", transition.as_dict())
 
     @property
     def app(self) -> Celery:

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 Kind = Literal["retry", "park", "eta"]
 KEEP_RECORD_SECONDS = 2 * 3600.0
 WAKE_AT_ONCE = 1000
+WAKE_AFTER_SECONDS = 0.3  # a process may refuse by what it knew 250 ms ago, and would park again for the whole old time
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +116,10 @@ class Schedule:
     def wake(self, waits_for: str, spread_seconds: float = 1.0) -> int:
         """Make what is parked for this due now, spread over a while; gives how many were woken."""
         keys = [self._keys[0], self._parked(waits_for)]
+        args = [WAKE_AT_ONCE, int(spread_seconds * 1000), int(WAKE_AFTER_SECONDS * 1000)]
         woken = 0
         while True:
-            looked_at, some = self.store.run("schedule_wake", keys, [WAKE_AT_ONCE, int(spread_seconds * 1000)])
+            looked_at, some = self.store.run("schedule_wake", keys, args)
             woken += int(some)
             if looked_at < WAKE_AT_ONCE:
                 return woken

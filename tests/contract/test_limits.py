@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import redis
@@ -103,7 +105,7 @@ class TestRate:
             for k in range(burst, asks - i):
                 assert bounds[i + k][1] - earliest >= (k - burst + 1) * rate.interval_seconds - 0.001
         waits = [answer for answer, _ in bounds]
-        assert all(later >= sooner - 0.05 for sooner, later in zip(waits, waits[1:], strict=False))
+        assert all(later >= sooner - 0.05 for sooner, later in itertools.pairwise(waits))
 
     def test_many_who_ask_at_once_get_slots_of_their_own(self, limits: Limits, client: redis.Redis) -> None:
         rate, server = read_rate("rate", "100/s"), Server(client)
@@ -207,11 +209,14 @@ class TestBulkhead:
     def test_threads_that_race_never_hold_more_places_than_there_are(self, limits: Limits) -> None:
         lock, inside, most, done = threading.Lock(), 0, 0, 0
 
+        def is_in(token: str) -> bool:
+            return limits.enter("b", 3, token).is_admitted
+
         def work(worker: int) -> None:
             nonlocal inside, most, done
             for n in range(size(20, 200)):
                 token = f"{worker}-{n}"
-                wait_until(lambda token=token: limits.enter("b", 3, token).is_admitted, 20, "a place")
+                wait_until(partial(is_in, token), 20, "a place")
                 with lock:
                     inside += 1
                     most = max(most, inside)

@@ -100,6 +100,15 @@ def test_a_refusal_gives_a_probe_back(house: House) -> None:
     assert house.admission(breaker="a", rate="1/s").enter((), {}) is None  # the one probe is free
 
 
+def test_a_function_that_raises_gives_a_probe_back_too(house: House) -> None:
+    house.opened("a")
+    house.clock.move(60)
+    with pytest.raises(ZeroDivisionError):
+        house.admission(breaker="a", rate=lambda: 1 / 0).enter((), {})
+
+    assert house.admission(breaker="a").enter((), {}) is None
+
+
 def test_a_slot_that_is_near_is_waited_for_in_place(house: House) -> None:
     house.limits.rate_answer = Answer(True, 0.04)
 

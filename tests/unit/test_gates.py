@@ -20,6 +20,10 @@ POLICY = BreakerPolicy(open_seconds=3)
 def body() -> None: ...
 
 
+def new_app() -> Any:
+    return Celery("shop", broker="memory://", task_cls=ResilientTask, set_as_current=False)
+
+
 def gates(**options: Any) -> Gates:
     return Gates(task="shop.pay", **options)
 
@@ -90,12 +94,18 @@ class TestBinding:
         with pytest.raises(ConfigurationError, match=f"task shop.pay: .*{says}"):
             check_gates("task shop.pay: ", gates(**{option: value}))
 
+    def test_celerys_own_rate_limit_is_not_taken_for_a_slip_of_ours(self) -> None:
+        app = new_app()
+        app.task(body, name="shop.pay", shared=False, rate_limit="10/m")
+
+        assert app.tasks["shop.pay"].rate_limit == "10/m"
+
     def test_a_task_without_options_has_no_gate(self) -> None:
         assert gates().is_open_way
         assert not gates(places=1).is_open_way
 
     def test_functions_given_as_options_are_no_methods_of_the_task(self) -> None:
-        app = Celery("shop", broker="memory://", task_cls=ResilientTask, set_as_current=False)
+        app = new_app()
 
         @app.task(
             name="shop.pay",
@@ -125,7 +135,7 @@ class TestWithoutRedis:
         ],
     )
     def test_what_needs_one_is_refused_by_task_and_option(self, options: dict[str, Any], says: str) -> None:
-        app = Celery("shop", broker="memory://", task_cls=ResilientTask, set_as_current=False)
+        app = new_app()
         app.task(body, name="shop.pay", shared=False, **options)
 
         with pytest.raises(ConfigurationError, match=f"task shop.pay: {says}"):
@@ -133,7 +143,7 @@ class TestWithoutRedis:
 
     @pytest.mark.parametrize("when_open", ["fail", lambda: "instead"])
     def test_a_breaker_that_never_parks_may_be_local(self, when_open: Any) -> None:
-        app = Celery("shop", broker="memory://", task_cls=ResilientTask, set_as_current=False)
+        app = new_app()
         app.task(body, name="shop.pay", shared=False, breaker="payments", when_open=when_open)
 
         refuse_what_needs_redis(app)

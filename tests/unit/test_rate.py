@@ -29,7 +29,7 @@ def test_a_rate_that_is_one_already_is_kept_with_its_burst() -> None:
 
 @pytest.mark.parametrize("text", ["", "100", "100/w", "/s", "0/s", "-1/s", "ten/s", "1/s, 5/m", None, 5, b"1/s"])
 def test_what_is_no_rate_is_refused_with_an_example(text: object) -> None:
-    with pytest.raises(ConfigurationError, match='task pay: rate_limit_shared.*Write for example "100/m"'):
+    with pytest.raises(ConfigurationError, match=r'task pay: rate_limit_shared.*Write for example "100/m"'):
         read_rate("task pay: rate_limit_shared", text)
 
 
