@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 BUDGET_COST = {FailureClass.RATE_LIMITED: 2.0}  # what a retry of a class takes from the budget; 1 where not told
+LONGEST_PARK_SECONDS = 60.0  # then it asks again: a refusal may have come from knowledge that was out of date
 REFUSED = "_resilience_refused"  # set on a request whose body was told that Celery's own limit is reached
 
 
@@ -120,7 +121,9 @@ class Outcome:
         clock, now = self.runtime.clock, self.runtime.clock.time()
         # A reserved slot is exact; everything else comes back spread out, so that not all ask in one instant.
         is_exact = waits_for in [f"rate {name}" for name in reserved]
-        delay = delay if is_exact else delay + clock.uniform(0.0, max(0.5, delay / 4))
+        if not is_exact:
+            delay = min(delay, LONGEST_PARK_SECONDS)
+            delay += clock.uniform(0.0, max(0.5, delay / 4))
         attempts = self.started(now).after_park(waits_for, reserved)
         schedule = self.runtime.schedule
         is_too_late = attempts.deadline_at is not None and now + delay > attempts.deadline_at

@@ -32,6 +32,12 @@ class StartupStep(bootsteps.Step):
 
 def refuse_what_needs_redis(app: Celery) -> None:
     """Stop a worker without Redis whose tasks ask for what only Redis can give: limits of the fleet, and parking."""
+    default = runtime_of(app).settings.default_breaker
+    if default is not None:
+        raise ConfigurationError(
+            "resilience_default_breaker", default, "parks what breakers refuse, which needs a Redis",
+            "Set resilience_redis_url, or leave the setting out.",
+        )  # fmt: skip
     for task in app.tasks.values():
         for option in ("rate_limit_shared", "max_concurrent"):
             if getattr(task, option, None) is not None:
