@@ -9,12 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .attempts import Attempts
+from .attempts import Attempts, slot, slot_of
 from .breaker import Permit, Refusal
 from .errors import LimitReachedError, ResilienceError
+from .failure import Failure, FailureClass
 from .gates import Gates
+from .rate import Rate
 from .runtime import Runtime
 
+SLOT_LASTS_SECONDS = 1.0  # how late a message may come for its slot
+LONGEST_REST_SECONDS = 3600.0
 PACE_SECONDS = 0.05  # a slot this near is waited for in place: exact, and cheaper than a way through the schedule
 AGAIN_SECONDS = (0.5, 1.5)  # a full bulkhead says nothing about when a place comes free: ask again soon, spread out
 AGAIN_GROWTH_LIMIT = 8.0
@@ -41,6 +45,7 @@ class Admission:
         self._permits: list[Permit] = []
         self._has_place = False
         self._reserved = attempts.reserved
+        self._limit: tuple[str, Rate] | None = None
 
     def enter(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Refused | None:
         """Ask every gate; gives the first refusal, after handing back what the others gave."""
@@ -60,11 +65,27 @@ class Admission:
             self._runtime.note_success(permit.name)
         self._leave()
 
-    def failed(self, error: BaseException) -> None:
-        """Tell the gates that the body failed."""
+    def failed(self, failure: Failure) -> None:
+        """Tell the gates that the body failed; a server that asked for rest is given it by the whole fleet."""
         for permit in self._permits:
-            permit.failure(error)
+            permit.failure(failure)
         self._leave()
+        seconds = failure.retry_after
+        if failure.failure_class is not FailureClass.RATE_LIMITED or not seconds:
+            return
+        if self._limit is not None and self._runtime.limits is not None:
+            self._runtime.limits.hold(*self._limit, min(seconds, LONGEST_REST_SECONDS))
+        for permit in self._permits:
+            self._runtime.breaker(permit.name).rest(seconds)
+
+    def spend(self, cost: float) -> list[float]:
+        """Take a retry from the budgets of the breakers; gives the seconds that each holds it back."""
+        limits, runtime = self._runtime.limits, self._runtime
+        if limits is None:
+            return []
+        names = [permit.name for permit in self._permits]
+        spent = {"share": 0.2, "per_second": 10.0}
+        return [limits.spend(name, cost, runtime.take_successes(name), **spent).wait for name in names]
 
     def cancel(self) -> None:
         """Hand back what was taken, unused."""
@@ -76,18 +97,20 @@ class Admission:
         for name, policy in self._gates.breakers(args, kwargs):
             answer = self._runtime.breaker(name, policy).admit()
             if isinstance(answer, Refusal):
-                return Refused(name, answer.retry_after, answer.error(), self._reserved)
+                return Refused(name, answer.retry_after, answer.error())
             self._permits.append(answer)
         return None
 
     def _ask_rate(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Refused | None:
-        limit = self._gates.rate_of(args, kwargs)
-        if limit is None or limit[0] in self._reserved or self._runtime.limits is None:
+        self._limit = limit = self._gates.rate_of(args, kwargs)
+        if limit is None or self._runtime.limits is None:
             return None
         name, rate = limit
+        now = self._runtime.clock.time()
+        if any(slot_of(one)[0] == name and now - slot_of(one)[1] <= SLOT_LASTS_SECONDS for one in self._reserved):
+            return None  # a slot that was missed, by a deploy or another gate, is asked for anew
         answer = self._runtime.limits.rate(name, rate)
-        # A slot that was given, now or for later, need not be asked for again: not after a park for another reason.
-        self._reserved = (name,) if answer.is_admitted else ()
+        self._reserved = (slot(name, now + answer.wait),) if answer.is_admitted else ()
         if answer.is_admitted and answer.wait <= PACE_SECONDS:
             self._runtime.clock.sleep(answer.wait)
             return None

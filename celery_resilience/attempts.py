@@ -109,6 +109,20 @@ def attempts_for(header: object, task_id: object) -> Attempts:
     return attempts if attempts.task_id == task_id else FIRST
 
 
+def slot(name: str, at: float) -> str:
+    """Write down that a rate keeps a slot for this message, at a time in seconds since the epoch."""
+    return f"{name}@{at:.3f}"
+
+
+def slot_of(written: str) -> tuple[str, float]:
+    """Read which rate keeps a slot, and when; one that cannot be read is long over."""
+    name, _, at = written.rpartition("@")
+    try:
+        return name, float(at)
+    except ValueError:
+        return name, 0.0
+
+
 def _dump(state: Attempts, trail: tuple[Mapping[str, Any], ...]) -> str:
     known = {
         "attempt": state.attempt,

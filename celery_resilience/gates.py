@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ BreakerOption = str | BreakerPolicy | Sequence[str] | Callable[..., Any] | None
 RateOption = str | Rate | Callable[..., Any] | None
 WhenOpen = str | Callable[..., Any]
 
+MAX_NAME = 200
 WHEN_OPEN = ("park", "fail")
 
 
@@ -40,7 +42,15 @@ class Gates:
             return []
         if isinstance(option, BreakerPolicy):
             return [(self.task, option)]
-        return [(name, None) for name in ([option] if isinstance(option, str) else option)]
+        names = [option] if isinstance(option, str) else option
+        if not isinstance(names, (list, tuple, set, frozenset)) or not all(isinstance(n, str) and n for n in names):
+            raise ConfigurationError(
+                f"task {self.task}: breaker",
+                option,
+                "is no breaker",
+                "Let the function give a name or a list of names.",
+            )
+        return [(name, None) for name in dict.fromkeys(map(_sound, names))]
 
     def rate_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Rate] | None:
         """Name the rate of one call; a callable gives a rate, or a rate and a key, or None for no limit."""
@@ -49,7 +59,7 @@ class Gates:
             return None
         if isinstance(option, tuple):
             written, key = option
-            return f"{self.task}:{key}", read_rate("rate_limit_shared", written)
+            return _sound(f"{self.task}:{key}"), read_rate("rate_limit_shared", written)
         return self.task, read_rate("rate_limit_shared", option)
 
 
@@ -71,6 +81,12 @@ def check_gates(where: str, gates: Gates) -> Gates:
         read_rate(f"{where}rate_limit_shared", gates.rate)
     whole_number(f"{where}max_concurrent", gates.places, low=1, high=1_000_000)
     return gates
+
+
+def _sound(name: str) -> str:
+    """Make a name out of user input one that Redis takes: printable, and a digest in place of what is too long."""
+    name = "".join(c if c.isprintable() else "?" for c in name.encode("utf-8", "replace").decode("utf-8"))
+    return name if len(name) <= MAX_NAME else f"{name[:100]}…{hashlib.sha1(name.encode()).hexdigest()}"
 
 
 def _ask(option: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

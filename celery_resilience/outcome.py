@@ -16,7 +16,8 @@ from celery import Task
 from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as CeleryRetry
 
-from .attempts import HEADER, Attempts, attempts_for
+from .admission import Admission, Refused
+from .attempts import HEADER, Attempts, attempts_for, slot_of
 from .decision import DeadLetter, DeadReason, Decision, History, Retry, decide
 from .errors import (
     BreakerOpenError,
@@ -97,17 +98,20 @@ class Outcome:
         )
         return decide(failure, history, self._policy(failure.failure_class), self.runtime.clock)
 
-    def settle(self, error: Exception) -> BaseException | None:
+    def settle(self, error: Exception, admission: Admission | None = None) -> BaseException | None:
         """Follow a failed body: gives what to raise instead of the error, None if the error itself is the outcome."""
         if isinstance(error, (BreakerOpenError, LimitReachedError)):
+            if admission is not None:
+                admission.cancel()
             return self.park(error.name, error.retry_after, error)  # nobody was called: no attempt was made
         failure = self.classify(error)
+        if admission is not None:
+            admission.failed(failure)
         if failure.failure_class is FailureClass.NOT_A_FAILURE:
             return None
-        self._rest(failure)
         match self.decide(failure):
             case Retry(delay):
-                delay = self._budgeted(delay, failure)
+                delay = delay if admission is None else self._budgeted(delay, failure, admission)
                 self.store(self.after(failure, delay), delay, error)
                 return celery_retry(error, delay)
             case DeadLetter(reason):
@@ -120,7 +124,7 @@ class Outcome:
         """Set the message aside without an attempt; gives what to raise, None if the refusal itself is the outcome."""
         clock, now = self.runtime.clock, self.runtime.clock.time()
         # A reserved slot is exact; everything else comes back spread out, so that not all ask in one instant.
-        is_exact = waits_for in [f"rate {name}" for name in reserved]
+        is_exact = waits_for in [f"rate {slot_of(one)[0]}" for one in reserved]
         if not is_exact:
             delay = min(delay, LONGEST_PARK_SECONDS)
             delay += clock.uniform(0.0, max(0.5, delay / 4))
@@ -147,29 +151,21 @@ class Outcome:
                 message = next_message(envelope, own, self.request.retries)
                 schedule.add_park(message, own.queue, str(own.lineage), number, delay, waits_for)
 
-    def _rest(self, failure: Failure) -> None:
-        """Let the whole fleet rest as long as the server asked, where a shared rate or a breaker can make it."""
-        seconds = failure.retry_after
-        if failure.failure_class is not FailureClass.RATE_LIMITED or not seconds or self.plan.gates.is_open_way:
-            return
-        args, kwargs = self.request.args or (), self.request.kwargs or {}
-        limit = self.plan.gates.rate_of(args, kwargs)
-        if limit is not None and self.runtime.limits is not None:
-            self.runtime.limits.hold(*limit, seconds)
-        for name, policy in self.plan.gates.breakers(args, kwargs):
-            self.runtime.breaker(name, policy).rest(seconds)
+    def refuse(self, refused: Refused) -> BaseException:
+        """Give what to raise when a gate refuses: the refusal itself, or what sets the message aside."""
+        if isinstance(refused.error, BreakerOpenError) and self.plan.gates.when_open == "fail":
+            return refused.error
+        return self.park(refused.by, refused.delay, refused.error, refused.reserved) or refused.error
 
-    def _budgeted(self, delay: float, failure: Failure) -> float:
-        """Hold a retry back when retries are more than their share of successes: a storm becomes a queue."""
-        limits = self.runtime.limits
-        if limits is None:
-            return delay
-        cost = BUDGET_COST.get(failure.failure_class, 1.0)
-        waits = [
-            limits.spend(name, cost, self.runtime.take_successes(name), share=0.2, per_second=10.0).wait
-            for name, _ in self.plan.gates.breakers(self.request.args or (), self.request.kwargs or {})
-        ]
-        return max([delay, *waits])
+    def _budgeted(self, delay: float, failure: Failure, admission: Admission) -> float:
+        """Hold a retry back when retries are more than their share of successes: a storm becomes a queue.
+
+        Never past the deadline: there the attempt is made without waiting longer.
+        """
+        held = max([delay, *admission.spend(BUDGET_COST.get(failure.failure_class, 1.0))])
+        now = self.runtime.clock.time()
+        deadline_at = self.started(now).deadline_at
+        return delay if deadline_at is not None and now + held > deadline_at else held
 
     def store(
         self, attempts: Attempts, delay: float, error: BaseException | None, arguments: Arguments | None = None

@@ -87,7 +87,8 @@ class Runtime:
     def next_pause(self) -> float:
         """Give how long to hold a message before it goes back: longer each time, while nothing can be stored."""
         self._pauses = min(self._pauses + 1, 6)
-        return min(30.0, self.settings.requeue_pause_seconds * 2.0 ** (self._pauses - 1))
+        longest = max(self.settings.requeue_pause_seconds, self.settings.store_cooldown_seconds)
+        return min(longest, self.settings.requeue_pause_seconds * 2.0 ** (self._pauses - 1))
 
     def forget_pauses(self) -> None:
         """Start with a short pause again: something was stored."""
@@ -123,6 +124,8 @@ class Runtime:
 
     def note_success(self, breaker: str) -> None:
         """Count a success for the retry budget of a breaker; the count goes along with the next retry."""
+        if len(self._successes) > self.settings.max_breakers:
+            self._successes.clear()  # names that come and go; a budget fills by time as well
         self._successes[breaker] = self._successes.get(breaker, 0) + 1
 
     def take_successes(self, breaker: str) -> int:
@@ -135,10 +138,13 @@ class Runtime:
 
     def _on_transition(self, transition: Transition) -> None:
         """Wake what is parked for a breaker that has closed, and tell Celery's event stream of any change."""
-        if transition.event in ("closed", "released") and self.schedule is not None:
-            with contextlib.suppress(StoreUnavailableError):
-                self.schedule.wake(transition.breaker)
-        announce(self.app, f"resilience-breaker-{transition.event}", transition.as_dict())
+        if transition.to_state in ("closed", "forced closed", "disabled"):
+            with contextlib.suppress(StoreUnavailableError, ReferenceError):
+                if self.schedule is not None:
+                    self.schedule.wake(transition.breaker)
+        app = self._app()
+        if app is not None:  # a breaker may outlive the app that made it
+            announce(app, f"resilience-breaker-{transition.event}", transition.as_dict())
 
     @property
     def app(self) -> Celery:

@@ -14,6 +14,7 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import Celery, Task
+from celery._state import get_current_task
 from celery.exceptions import Reject
 from celery.exceptions import Retry as CeleryRetry
 from celery.signals import task_retry
@@ -21,7 +22,7 @@ from celery.utils.time import maybe_make_aware
 from kombu.utils.uuid import uuid
 
 from . import worker
-from .admission import Admission, Refused
+from .admission import Admission
 from .attempts import HEADER, Attempts, read_attempts
 from .breaker import CircuitBreaker
 from .decision import DeadLetter, Retry
@@ -200,31 +201,25 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         outcome = self._outcome(request)
         outcome.admit()
         admission = Admission(outcome.plan.gates, outcome.runtime, outcome.attempts, str(request.id))
-        refused = admission.enter(args, kwargs)
-        if refused is not None:
-            return self._refuse(outcome, refused, args, kwargs)
+        refused = None
         try:
-            result = body(self, *args, **kwargs)
+            refused = admission.enter(args, kwargs)
+            if refused is None:
+                result = body(self, *args, **kwargs)
+            elif isinstance(refused.error, BreakerOpenError) and callable(outcome.plan.gates.when_open):
+                return outcome.plan.gates.when_open(*args, **kwargs)
         except Exception as error:
-            admission.failed(error)
-            instead = outcome.settle(error)
+            instead = outcome.settle(error, admission)
             if instead is None:
                 raise
             raise instead from error
         except BaseException:
             admission.cancel()
             raise
+        if refused is not None:
+            raise outcome.refuse(refused)
         admission.succeeded()
         return result
-
-    def _refuse(self, outcome: Outcome, refused: Refused, args: Any, kwargs: Any) -> Any:
-        when_open = outcome.plan.gates.when_open
-        is_breaker = isinstance(refused.error, BreakerOpenError)
-        if is_breaker and callable(when_open):
-            return when_open(*args, **kwargs)
-        if is_breaker and when_open == "fail":
-            raise refused.error
-        raise outcome.park(refused.by, refused.delay, refused.error, refused.reserved) or refused.error
 
     def _attempt_eagerly(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
         """Make the attempts one after the other, without waiting."""
@@ -323,8 +318,8 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             options["headers"] = headers
 
     def _check_room(self, args: Any, kwargs: Any, options: dict[str, Any]) -> None:
-        """Refuse to send into a queue that is too long; what a worker sends again is let pass."""
-        if self.max_queue_length is None or options.get("retries") or self.app.conf.task_always_eager:
+        """Refuse to send into a queue that is too long; what a worker sends on, such as the next link, is let pass."""
+        if self.max_queue_length is None or get_current_task() is not None or self.app.conf.task_always_eager:
             return
         own = self._get_exec_options()  # type: ignore[attr-defined]  # not in the stubs: a queue named on the decorator
         queue = queue_of(self.app, self.name, {**own, **options}, args, kwargs)

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from ..breaker_policy import BreakerPolicy
 from ..checks import number, required, text
 from ..clock import SYSTEM_CLOCK, Clock
-from ..errors import ConfigurationError, StoreUnavailableError
+from ..errors import ConfigurationError, ResilienceError
 from ..failure import Classifier
 from ..redis_store import RedisStore
 from .link import Link
@@ -163,13 +163,21 @@ class CircuitBreaker:
         self._override("disabled", who, why, for_seconds)
 
     def rest(self, seconds: float) -> None:
-        """Refuse the fleet's calls as long as the server asked for; an operator's override stays. Never raises."""
+        """Refuse the fleet's calls as long as the server asked for, at most `open_cap_seconds`. Never raises.
+
+        Only a closed breaker needs it, and an earlier rest is only ever made longer; an operator's override stays.
+        """
+        seconds = min(max(seconds, 0.001), self.policy.open_cap_seconds)
         try:
-            snapshot = self._machine.look()
-            if snapshot is None or not snapshot.override_who or snapshot.override_who == RETRY_AFTER:
-                self.force_open(who=RETRY_AFTER, why=f"asked to wait {seconds:.0f} s", for_seconds=max(0.001, seconds))
-        except StoreUnavailableError:
-            return  # the local machine has no fleet to hold back
+            known = self._machine.look()
+            is_resting = known is not None and known.override_who == RETRY_AFTER
+            if known is not None and not is_resting and known.state != "closed":
+                return
+            if known is not None and is_resting and known.override_until >= self.clock.time() + seconds:
+                return
+            self.force_open(who=RETRY_AFTER, why=f"asked to wait {seconds:.0f} s", for_seconds=seconds)
+        except ResilienceError:
+            return  # Redis is away: the local machine has no fleet to hold back
 
     def reset(self, *, who: str, why: str) -> None:
         """End any override and start closed with an empty window. Raises StoreUnavailableError."""

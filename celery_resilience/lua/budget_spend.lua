@@ -16,7 +16,8 @@ if tokens < cost then
     spent = 0
     wait = math.ceil((cost - tokens) / tonumber(ARGV[4]) * 1000)
 end
-tokens = tokens - cost
+-- a storm is paid off within a minute, whatever its size
+tokens = math.max(tokens - cost, -60 * tonumber(ARGV[4]))
 redis.call('HSET', KEYS[1], 'tokens', tostring(tokens), 'at', now)
 redis.call('EXPIRE', KEYS[1], 86400)
 return {spent, wait}

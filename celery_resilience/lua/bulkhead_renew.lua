@@ -5,9 +5,10 @@
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local kept = 0
+local is_lost = redis.call('EXISTS', KEYS[1]) == 0 -- by a failover or a restart without AOF: who runs has a place
 for i = 2, #ARGV do
-    if redis.call('ZSCORE', KEYS[1], ARGV[i]) then
-        redis.call('ZADD', KEYS[1], 'XX', now + tonumber(ARGV[1]), ARGV[i])
+    if is_lost or redis.call('ZSCORE', KEYS[1], ARGV[i]) then
+        redis.call('ZADD', KEYS[1], now + tonumber(ARGV[1]), ARGV[i])
         kept = kept + 1
     end
 end

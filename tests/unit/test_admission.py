@@ -9,7 +9,7 @@ import pytest
 
 from celery_resilience import BreakerPolicy
 from celery_resilience.admission import AGAIN_GROWTH_LIMIT, Admission
-from celery_resilience.attempts import Attempts
+from celery_resilience.attempts import Attempts, slot
 from celery_resilience.breaker import Breakers, CircuitBreaker
 from celery_resilience.errors import BreakerOpenError, LimitReachedError
 from celery_resilience.failure import Classifier
@@ -121,15 +121,22 @@ def test_a_slot_further_away_is_reserved(house: House) -> None:
     refused = house.admission(rate="1/s").enter((), {})
 
     assert refused is not None
-    assert (refused.by, refused.delay, refused.reserved) == ("rate pay", 2.0, ("pay",))
+    assert (refused.by, refused.delay, refused.reserved) == ("rate pay", 2.0, (slot("pay", house.clock.time() + 2.0),))
     assert isinstance(refused.error, LimitReachedError)
 
 
 def test_a_reserved_slot_is_not_asked_for_again(house: House) -> None:
-    attempts = Attempts().after_park("rate pay", ("pay",))
+    attempts = Attempts().after_park("rate pay", (slot("pay", house.clock.time()),))
 
     assert house.admission(attempts, rate="1/s").enter((), {}) is None
     assert house.limits.asked == []
+
+
+def test_a_slot_that_was_missed_is_asked_for_anew(house: House) -> None:
+    attempts = Attempts().after_park("rate pay", (slot("pay", house.clock.time() - 5),))
+
+    assert house.admission(attempts, rate="1/s").enter((), {}) is None
+    assert house.limits.asked == ["rate pay"]
 
 
 def test_a_slot_too_far_to_reserve_is_asked_for_again(house: House) -> None:
@@ -145,17 +152,17 @@ def test_a_full_bulkhead_keeps_the_slot_that_the_rate_gave(house: House) -> None
     refused = house.admission(rate="1/s", places=2).enter((), {})
 
     assert refused is not None
-    assert (refused.by, refused.delay, refused.reserved) == ("bulkhead pay", 1.0, ("pay",))
+    assert (refused.by, refused.delay, refused.reserved) == ("bulkhead pay", 1.0, (slot("pay", house.clock.time()),))
     assert house.limits.asked == ["rate pay", "enter pay id-1"]  # what was not given is not given back
 
 
-def test_a_breaker_that_opened_meanwhile_keeps_the_slot_too(house: House) -> None:
+def test_a_breaker_that_opened_meanwhile_lets_the_slot_go(house: House) -> None:
     house.opened("a")
-    attempts = Attempts().after_park("rate pay", ("pay",))
+    attempts = Attempts().after_park("rate pay", (slot("pay", house.clock.time()),))
     refused = house.admission(attempts, breaker="a", rate="1/s").enter((), {})
 
     assert refused is not None
-    assert refused.reserved == ("pay",)
+    assert refused.reserved == ()
 
 
 @pytest.mark.parametrize("parks", [0, 3, 100])
@@ -178,7 +185,7 @@ def test_a_full_bulkhead_is_asked_when_the_first_lease_ends(house: House) -> Non
 def test_a_failure_counts_and_frees_the_place(house: House) -> None:
     admission = house.admission(breaker="a", places=2)
     assert admission.enter((), {}) is None
-    admission.failed(ConnectionError("down"))
+    admission.failed(Classifier.default().classify(ConnectionError("down")))
 
     assert house.breakers.get("a").snapshot().state == "open"
     assert house.limits.asked[-1] == "leave pay id-1"
