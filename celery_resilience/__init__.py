@@ -9,8 +9,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .breaker import CircuitBreaker
+    from .breaker_policy import BreakerPolicy
     from .errors import ResilienceError
     from .failure import Classifier, Failure, FailureClass
+    from .guarded import guarded
     from .policy import NO_RETRY, RetryPolicy
     from .runtime import runtime_of
     from .settings import Settings
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "NO_RETRY": "policy",
+    "BreakerPolicy": "breaker_policy",
+    "CircuitBreaker": "breaker",
     "Classifier": "failure",
     "Failure": "failure",
     "FailureClass": "failure",
@@ -25,11 +30,14 @@ _HOMES = {
     "ResilientTask": "task",
     "RetryPolicy": "policy",
     "Settings": "settings",
+    "guarded": "guarded",
     "runtime_of": "runtime",
 }
 
 __all__ = [
     "NO_RETRY",
+    "BreakerPolicy",
+    "CircuitBreaker",
     "Classifier",
     "Failure",
     "FailureClass",
@@ -37,6 +45,7 @@ __all__ = [
     "ResilientTask",
     "RetryPolicy",
     "Settings",
+    "guarded",
     "runtime_of",
 ]
 

@@ -32,12 +32,20 @@ class Attempts:
 
     attempt: int = 1
     asked: int = 0
+    parks: int = 0
+    reserved: tuple[str, ...] = ()
+    waits_for: tuple[str, ...] = ()
     task_id: str | None = None
     lineage: str | None = None
     queue: str | None = None
     deadline_at: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     trail: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def step(self) -> int:
+        """Count the messages that this one follows: it grows with each that is stored, attempt or park."""
+        return self.attempt - 1 + self.parks
 
     @property
     def failed_attempts(self) -> int:
@@ -61,11 +69,15 @@ class Attempts:
             "delay": round(delay, 3),
             "worker": worker,
         }
-        return replace(self, attempt=self.attempt + 1, trail=(*self.trail, entry)[-MAX_TRAIL:])
+        return replace(self, attempt=self.attempt + 1, reserved=(), trail=(*self.trail, entry)[-MAX_TRAIL:])
 
     def after_asking(self) -> Attempts:
         """Give the state of the next attempt after the body's own `self.retry()`."""
-        return replace(self, attempt=self.attempt + 1, asked=self.asked + 1)
+        return replace(self, attempt=self.attempt + 1, asked=self.asked + 1, reserved=())
+
+    def after_park(self, waits_for: str, reserved: tuple[str, ...] = ()) -> Attempts:
+        """Give the state of the same attempt after a park; `reserved` names the limits that it need not ask again."""
+        return replace(self, parks=self.parks + 1, reserved=reserved, waits_for=(waits_for,))
 
     def to_header(self) -> str:
         """Give the header's text, at most 8 kB: the oldest of the trail go first."""
@@ -91,10 +103,33 @@ def read_attempts(header: object) -> Attempts:
         return FIRST
 
 
+def attempts_for(header: object, task_id: object) -> Attempts:
+    """Read the header of this task; one that a body has handed on from another starts at the first attempt."""
+    attempts = read_attempts(header)
+    return attempts if attempts.task_id == task_id else FIRST
+
+
+def slot(name: str, at: float) -> str:
+    """Write down that a rate keeps a slot for this message, at a time in seconds since the epoch."""
+    return f"{name}@{at:.3f}"
+
+
+def slot_of(written: str) -> tuple[str, float]:
+    """Read which rate keeps a slot, and when; one that cannot be read is long over."""
+    name, _, at = written.rpartition("@")
+    try:
+        return name, float(at)
+    except ValueError:
+        return name, 0.0
+
+
 def _dump(state: Attempts, trail: tuple[Mapping[str, Any], ...]) -> str:
     known = {
         "attempt": state.attempt,
         "asked": state.asked,
+        "parks": state.parks,
+        "reserved": list(state.reserved),
+        "waits_for": list(state.waits_for),
         "task_id": state.task_id,
         "lineage": state.lineage,
         "queue": state.queue,
@@ -109,6 +144,9 @@ def _load(known: Mapping[str, Any]) -> Attempts:
     return Attempts(
         attempt=max(1, int(known.get("attempt", 1))),
         asked=max(0, int(known.get("asked", 0))),
+        parks=max(0, int(known.get("parks", 0))),
+        reserved=tuple(filter(None, map(_name, known.get("reserved", ())))),
+        waits_for=tuple(filter(None, map(_name, known.get("waits_for", ())))),
         task_id=_name(known.get("task_id")),
         lineage=_name(known.get("lineage")),
         queue=_name(known.get("queue")),

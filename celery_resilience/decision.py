@@ -28,6 +28,7 @@ class DeadReason(str, Enum):
     PERMANENT = "permanent"
     DEADLINE = "deadline"
     REFUSED = "max_retries"
+    REFUSED_BY_GATE = "refused"
 
     def __str__(self) -> str:
         return self.value

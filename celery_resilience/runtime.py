@@ -5,6 +5,7 @@ A forked child starts with none: connections and caches of the parent are never 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Mapping
@@ -13,12 +14,20 @@ from typing import Any
 
 from celery import Celery
 
+from .backpressure import Backpressure
+from .breaker import Breakers, CircuitBreaker, Transition
+from .breaker_policy import BreakerPolicy
 from .clock import SYSTEM_CLOCK, Clock
+from .errors import StoreUnavailableError
 from .failure import Classifier
+from .limits import Limits
+from .pauses import Pauses
 from .policy import RetryPolicies
 from .redis_store import RedisStore
 from .schedule import KEEP_RECORD_SECONDS, Schedule
 from .settings import PREFIX, Settings
+from .transport.announce import announce
+from .transport.depth import queue_length
 from .transport.target import broker_name, family_of, redis_target
 
 _ATTRIBUTE = "_resilience_runtime"
@@ -33,6 +42,7 @@ class Runtime:
         self.clock = clock
         self.settings = Settings.from_mapping(given_settings(app))
         self.family = family_of(app)
+        self._successes: dict[str, int] = {}
         self._pauses = 0
 
     @cached_property
@@ -77,11 +87,64 @@ class Runtime:
     def next_pause(self) -> float:
         """Give how long to hold a message before it goes back: longer each time, while nothing can be stored."""
         self._pauses = min(self._pauses + 1, 6)
-        return min(30.0, self.settings.requeue_pause_seconds * 2.0 ** (self._pauses - 1))
+        longest = max(self.settings.requeue_pause_seconds, self.settings.store_cooldown_seconds)
+        return min(longest, self.settings.requeue_pause_seconds * 2.0 ** (self._pauses - 1))
 
     def forget_pauses(self) -> None:
         """Start with a short pause again: something was stored."""
         self._pauses = 0
+
+    @cached_property
+    def breakers(self) -> Breakers:
+        """The breakers of the app; without Redis each process has its own."""
+        return Breakers(
+            self.store,
+            self.clock,
+            self.classifier,
+            default=self.settings.breaker_policy,
+            policies=self.settings.breakers,
+            max_breakers=self.settings.max_breakers,
+            on_transition=self._on_transition,
+        )
+
+    @cached_property
+    def limits(self) -> Limits | None:
+        """The shared limits, None if no Redis is configured."""
+        return None if self.store is None else Limits(self.store)
+
+    @cached_property
+    def pauses(self) -> Pauses | None:
+        """The paused queues and tasks, None if no Redis is configured."""
+        return None if self.store is None else Pauses(self.store, self.schedule)
+
+    @cached_property
+    def backpressure(self) -> Backpressure:
+        """The lengths of queues, for producers that must not send more."""
+        return Backpressure(lambda queue: queue_length(self.app, queue), self.clock)
+
+    def note_success(self, breaker: str) -> None:
+        """Count a success for the retry budget of a breaker; the count goes along with the next retry."""
+        if len(self._successes) > self.settings.max_breakers:
+            self._successes.clear()  # names that come and go; a budget fills by time as well
+        self._successes[breaker] = self._successes.get(breaker, 0) + 1
+
+    def take_successes(self, breaker: str) -> int:
+        """Give what was counted, and start again."""
+        return self._successes.pop(breaker, 0)
+
+    def breaker(self, name: str, policy: BreakerPolicy | None = None) -> CircuitBreaker:
+        """Give the breaker of a name; `policy` speaks only when this process makes it."""
+        return self.breakers.get(name, policy)
+
+    def _on_transition(self, transition: Transition) -> None:
+        """Wake what is parked for a breaker that has closed, and tell Celery's event stream of any change."""
+        if transition.to_state in ("closed", "forced closed", "disabled"):
+            with contextlib.suppress(StoreUnavailableError, ReferenceError):
+                if self.schedule is not None:
+                    self.schedule.wake(transition.breaker)
+        app = self._app()
+        if app is not None:  # a breaker may outlive the app that made it
+            announce(app, f"resilience-breaker-{transition.event}", transition.as_dict())
 
     @property
     def app(self) -> Celery:

@@ -22,8 +22,10 @@ from .transport.envelope import Envelope, unpack
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["retry", "eta"]
+Kind = Literal["retry", "park", "eta"]
 KEEP_RECORD_SECONDS = 2 * 3600.0
+WAKE_AT_ONCE = 1000
+WAKE_AFTER_SECONDS = 0.3  # a process may refuse by what it knew 250 ms ago, and would park again for the whole old time
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +95,34 @@ class Schedule:
         self._group = f"schedule:{broker}"
         self._keys = [store.key(self._group, "due"), store.key(self._group, "entries")]
 
-    def add_attempt(self, envelope: Envelope, queue: str | None, lineage: str, attempt: int, delay: float) -> bool:
+    def add_attempt(self, envelope: Envelope, queue: str | None, lineage: str, number: int, delay: float) -> bool:
         """Store the next attempt of a lineage, due after `delay` seconds; False if it was stored before.
 
-        The same script records the attempt, so that a redelivered earlier message can see that it is behind.
+        `number` grows with each message of the lineage, an attempt or a park. The same script records it, so that a
+        redelivered earlier message can see that it is behind.
         """
-        place = Place(queue or "", envelope.priority, "retry", f"{lineage}:{attempt}")
-        record = int(delay + self._keep_seconds)
-        stored = self._add(place, envelope, delay * 1000, "in", self._record(lineage), attempt, record, "once")
-        crashpoint("schedule.stored")
-        return stored
+        place = Place(queue or "", envelope.priority, "retry", f"{lineage}:{number}")
+        record = (self._record(lineage), number, int(delay + self._keep_seconds), "once")
+        return self._add(place, envelope, delay * 1000, "in", *record)
+
+    def add_park(
+        self, envelope: Envelope, queue: str | None, lineage: str, number: int, delay: float, waits_for: str
+    ) -> bool:
+        """Store the same attempt again, to be tried after `delay` seconds or when what it waits for has come."""
+        place = Place(queue or "", envelope.priority, "park", f"{lineage}:{number}")
+        record = (self._record(lineage), number, int(delay + self._keep_seconds), "once")
+        return self._add(place, envelope, delay * 1000, "in", *record, parked=self._parked(waits_for))
+
+    def wake(self, waits_for: str, spread_seconds: float = 1.0) -> int:
+        """Make what is parked for this due now, spread over a while; gives how many were woken."""
+        keys = [self._keys[0], self._parked(waits_for)]
+        args = [WAKE_AT_ONCE, int(spread_seconds * 1000), int(WAKE_AFTER_SECONDS * 1000)]
+        woken = 0
+        while True:
+            looked_at, some = self.store.run("schedule_wake", keys, args)
+            woken += int(some)
+            if looked_at < WAKE_AT_ONCE:
+                return woken
 
     def add_eta(
         self, envelope: Envelope, queue: str | None, name: str, due_at: float, *, is_unique: bool = True
@@ -113,9 +133,7 @@ class Schedule:
         """
         place = Place(queue or "", envelope.priority, "eta", name if is_unique else f"{name}:{self.clock.token()}")
         record = (self._record(name), 1, int(self._keep_seconds), "once" if is_unique else "anyway")
-        stored = self._add(place, envelope, due_at * 1000, "at", *record)
-        crashpoint("schedule.stored")
-        return stored
+        return self._add(place, envelope, due_at * 1000, "at", *record)
 
     def record(self, lineage: str, attempt: int, delay: float) -> None:
         """Record an attempt that was published elsewhere; what fails here only leaves a redelivery unchecked."""
@@ -140,8 +158,17 @@ class Schedule:
         return Due([Place.of(member) for member in members], wait)
 
     def release(self, queue_list: str, places: Sequence[Place]) -> int:
-        """Move due messages into a list of the broker on the same server, in one step."""
-        moved: int = self.store.run("schedule_release", [*self._keys, queue_list], [place.member() for place in places])
+        """Move due messages into a list of the broker on the same server, in one step.
+
+        What was parked goes to the front: it has stood in the queue before, and a slot of a rate must not be missed.
+        """
+        moved = 0
+        for push, some in (
+            ("RPUSH", [place.member() for place in places if place.kind == "park"]),
+            ("LPUSH", [place.member() for place in places if place.kind != "park"]),
+        ):
+            if some:
+                moved += int(self.store.run("schedule_release", [*self._keys, queue_list], [push, *some]))
         return moved
 
     def claim(self, places: Sequence[Place], lease_seconds: float) -> list[tuple[Place, Envelope]]:
@@ -173,10 +200,15 @@ class Schedule:
     def _record(self, lineage: str) -> str:
         return self.store.key(self._group, "highest", lineage)
 
-    def _add(self, place: Place, envelope: Envelope, ms: float, base: str, *record: Any) -> bool:
+    def _parked(self, waits_for: str) -> str:
+        return self.store.key(self._group, "parked", waits_for)
+
+    def _add(self, place: Place, envelope: Envelope, ms: float, base: str, *record: Any, parked: str = "") -> bool:
         key, *kept = record
         args = [place.member(), envelope.pack(self.clock.token()), int(ms), base, *kept]
-        return bool(self.store.run("schedule_add", [*self._keys, key], args))
+        stored = self.store.run("schedule_add", [*self._keys, key, *([parked] if parked else [])], args)
+        crashpoint("schedule.stored")
+        return bool(stored)
 
 
 def _pairs(rows: Any) -> list[tuple[Any, float]]:
@@ -200,6 +232,8 @@ def _waiting(member: bytes, score: float, envelope: Envelope) -> Waiting:
     attempts = read_attempts(envelope.headers.get(HEADER))
     last = attempts.trail[-1] if attempts.trail else {}
     why = f"{last['class']}: {last['error']}" if "class" in last and "error" in last else "asked by the body"
+    if place.kind == "park":
+        why = f"waits for {', '.join(attempts.waits_for) or 'a limit'}"
     return Waiting(
         task=str(envelope.headers.get("task")),
         task_id=str(envelope.headers.get("id")),

@@ -6,10 +6,11 @@ One function fills them, one checks them; a message names the field, the value, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .checks import number, required, suggestion, text
+from .breaker_policy import BreakerPolicy
+from .checks import number, one_of, required, suggestion, text, whole_number
 from .errors import ConfigurationError
 from .failure import Classifier
 from .policy import CLASS_DEFAULTS, PolicyOption, RetryPolicies, RetryPolicy, policies_from
@@ -22,6 +23,7 @@ class Settings:
     """Everything that can be set for a whole app.
 
     `redis_url` is where shared state lives; without it the broker's Redis serves, else the result backend's.
+    `breaker_policy` is for breakers without one in `breakers`, by name; of `max_breakers` the least used are forgotten.
     `broker_name` names the broker in a Redis that is not the broker's own, so that a change of its URL strands nothing.
     `visibility_timeout_seconds` applies the recommended transport options to a Redis broker.
     """
@@ -32,6 +34,11 @@ class Settings:
     retry_policy: PolicyOption = None
     deadline_seconds: float | None = None
     failure_rules: Any = ()
+    breaker_policy: BreakerPolicy = field(default_factory=BreakerPolicy)
+    breakers: Mapping[str, BreakerPolicy] = field(default_factory=dict)
+    max_breakers: int = 1000
+    default_breaker: str | None = None
+    queue_full_wait_seconds: float = 0.0
     visibility_timeout_seconds: float | None = None
     schedule_poll_seconds: float = 0.25
     store_timeout_seconds: float = 0.15
@@ -45,6 +52,8 @@ class Settings:
         text(PREFIX + "broker_name", self.broker_name, "rabbit-1")
         policies_from(PREFIX + "retry_policy", self.retry_policy)
         check_rules(PREFIX + "failure_rules", self.failure_rules)
+        self._check_breakers()
+        one_of(PREFIX + "default_breaker", self.default_breaker, ("task",))
         number(PREFIX + "deadline_seconds", self.deadline_seconds, low=0.001, high=366 * 86400)
         number(PREFIX + "visibility_timeout_seconds", self.visibility_timeout_seconds, low=1, high=86400)
         for name, low, high in (
@@ -52,9 +61,24 @@ class Settings:
             ("store_timeout_seconds", 0.01, 5),
             ("store_cooldown_seconds", 0.1, 300),
             ("requeue_pause_seconds", 0, 60),
+            ("queue_full_wait_seconds", 0, 3600),
         ):
             required(PREFIX + name, getattr(self, name))
             number(PREFIX + name, getattr(self, name), low=low, high=high)
+
+    def _check_breakers(self) -> None:
+        remedy = "Write BreakerPolicy(failure_rate=0.5)."
+        by_name: Any = self.breakers
+        if not isinstance(by_name, Mapping):
+            remedy = 'Write {"payments": BreakerPolicy(failure_rate=0.5)}.'
+            raise ConfigurationError(PREFIX + "breakers", by_name, "is not a mapping", remedy)
+        given: dict[str, Any] = {"breaker_policy": self.breaker_policy}
+        given |= {f"breakers[{name!r}]": policy for name, policy in by_name.items()}
+        for name, policy in given.items():
+            if not isinstance(policy, BreakerPolicy):
+                raise ConfigurationError(PREFIX + name, policy, "is not a BreakerPolicy", remedy)
+        required(PREFIX + "max_breakers", self.max_breakers)
+        whole_number(PREFIX + "max_breakers", self.max_breakers, low=1, high=100_000)
 
     @property
     def policies(self) -> RetryPolicies:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import Celery, Task
+from celery._state import get_current_task
 from celery.exceptions import Reject
 from celery.exceptions import Retry as CeleryRetry
 from celery.signals import task_retry
@@ -20,18 +22,20 @@ from celery.utils.time import maybe_make_aware
 from kombu.utils.uuid import uuid
 
 from . import worker
+from .admission import Admission
 from .attempts import HEADER, Attempts, read_attempts
-from .checks import near_miss, number
+from .breaker import CircuitBreaker
 from .decision import DeadLetter, Retry
-from .errors import ConfigurationError
+from .errors import BreakerOpenError
 from .failure import FailureClass
+from .gates import BreakerOption, RateOption, WhenOpen
 from .outcome import REFUSED, Outcome, Plan, celery_retry, heals
 from .policy import PolicyOption, policies_from
 from .runtime import Runtime, runtime_of
-from .settings import check_call_options, check_rules
+from .settings import check_call_options
+from .task_options import check_options, gates_of, option
+from .transport.depth import queue_of
 
-OPTIONS = ("retry_policy", "deadline_seconds", "failure_rules")
-OF_POLICY = ("max_attempts", "base_seconds", "cap_seconds", "floor_seconds")
 BUILT_IN = "celery."
 STAGE = "_resilience_stage"  # on a request: how far into __call__ and body it is
 STORE = "_resilience_store"  # on a request: what a signature made by retry() does instead of publishing
@@ -55,6 +59,8 @@ def _as_attempt(body: Body, otherwise: Body) -> Body:
         request._protected = 1  # a call of itself from within the body is a plain call to Celery
         if request.is_eager:
             return self._attempt_eagerly(body, request, args, kwargs)
+        if not (self._plan or self._make_plan())[1].gates.is_open_way:
+            return self._attempt_gated(body, request, args, kwargs)
         if HEADER in request.__dict__ or request.delivery_info.get("redelivered"):
             self._outcome(request).admit()
         try:
@@ -95,6 +101,11 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
     retry_policy: PolicyOption = None
     deadline_seconds: float | None = None
     failure_rules: Any = ()
+    breaker: BreakerOption = None
+    when_open: WhenOpen = "park"
+    rate_limit_shared: RateOption = None
+    max_concurrent: int | None = None
+    max_queue_length: int | None = None
 
     _is_built_in = False
     _plan: tuple[Runtime, Plan] | None = None
@@ -118,7 +129,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             cls.acks_late = app.conf.task_acks_late
             cls.Strategy = Task.Strategy
         else:
-            check_options(cls)
+            check_options(cls, ResilientTask)
 
     def apply_async(
         self,
@@ -130,6 +141,8 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
     ) -> Any:
         """Send the task; `resilience={"max_attempts": 3, "deadline_seconds": 60}` sets options for this call."""
         self._stamp(resilience, options, positional[0] if positional else None)
+        if self.max_queue_length is not None:
+            self._check_room(args, kwargs, options)
         return super().apply_async(args, kwargs, *positional, **options)
 
     def apply(
@@ -178,6 +191,35 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         if store is not None:
             signature.__dict__["apply_async"] = partial(store, signature)
         return signature
+
+    def guard(self, name: str) -> CircuitBreaker:
+        """Give the breaker of a name, for `with self.guard("payments"):` in a body; a refusal there parks the task."""
+        return runtime_of(self.app).breaker(name)
+
+    def _attempt_gated(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
+        """Run the body as one attempt, if its gates admit it; a refusal parks it, fails it or runs its fallback."""
+        outcome = self._outcome(request)
+        outcome.admit()
+        admission = Admission(outcome.plan.gates, outcome.runtime, outcome.attempts, str(request.id))
+        refused = None
+        try:
+            refused = admission.enter(args, kwargs)
+            if refused is None:
+                result = body(self, *args, **kwargs)
+            elif isinstance(refused.error, BreakerOpenError) and callable(outcome.plan.gates.when_open):
+                return outcome.plan.gates.when_open(*args, **kwargs)
+        except Exception as error:
+            instead = outcome.settle(error, admission)
+            if instead is None:
+                raise
+            raise instead from error
+        except BaseException:
+            admission.cancel()
+            raise
+        if refused is not None:
+            raise outcome.refuse(refused)
+        admission.succeeded()
+        return result
 
     def _attempt_eagerly(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
         """Make the attempts one after the other, without waiting."""
@@ -235,17 +277,24 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
 
     def _plan_of(self, app: Celery) -> Plan:
         """Lay the task's options over the app's, once per process."""
-        runtime = runtime_of(app)
-        if self._plan is None or self._plan[0] is not runtime:
-            cls = type(self)
-            deadline = self.deadline_seconds
-            plan = Plan(
-                policies=policies_from("retry_policy", self.retry_policy, runtime.policies),
-                classifier=runtime.classifier.with_task_rules(option(cls, "failure_rules")),
-                deadline_seconds=runtime.settings.deadline_seconds if deadline is None else deadline,
-            )
-            self._plan = (runtime, plan)
+        if self._plan is None or self._plan[0] is not runtime_of(app):
+            return self._make_plan()[1]
         return self._plan[1]
+
+    def _make_plan(self) -> tuple[Runtime, Plan]:
+        cls, runtime = type(self), runtime_of(self.app)
+        deadline = self.deadline_seconds
+        gates = gates_of(cls)
+        if gates.breaker is None and runtime.settings.default_breaker == "task":
+            gates = replace(gates, breaker=cls.name)
+        plan = Plan(
+            policies=policies_from("retry_policy", self.retry_policy, runtime.policies),
+            classifier=runtime.classifier.with_task_rules(option(cls, "failure_rules")),
+            deadline_seconds=runtime.settings.deadline_seconds if deadline is None else deadline,
+            gates=gates,
+        )
+        self._plan = (runtime, plan)
+        return self._plan
 
     def _stamp(self, resilience: Mapping[str, Any] | None, options: dict[str, Any], task_id: str | None = None) -> None:
         """Put the options and the deadline of a call into its header, unless it carries one of its own.
@@ -268,6 +317,17 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         if headers or known is not None:
             options["headers"] = headers
 
+    def _check_room(self, args: Any, kwargs: Any, options: dict[str, Any]) -> None:
+        """Refuse to send into a queue that is too long; what a worker sends on, such as the next link, is let pass."""
+        if self.max_queue_length is None or get_current_task() is not None or self.app.conf.task_always_eager:
+            return
+        own = self._get_exec_options()  # type: ignore[attr-defined]  # not in the stubs: a queue named on the decorator
+        queue = queue_of(self.app, self.name, {**own, **options}, args, kwargs)
+        if queue is not None:
+            runtime = runtime_of(self.app)
+            wait = runtime.settings.queue_full_wait_seconds
+            runtime.backpressure.check(queue, self.max_queue_length, wait)
+
     def _start(self, options: Mapping[str, Any]) -> float:
         """Give the moment from which a deadline counts: the publish, or the ETA that was asked for."""
         now = runtime_of(self.app).clock.time()
@@ -275,44 +335,3 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             return now + float(options["countdown"])
         eta: Any = options.get("eta")
         return max(now, maybe_make_aware(eta, self.app.timezone).timestamp()) if hasattr(eta, "timestamp") else now
-
-
-def check_options(cls: type[ResilientTask]) -> None:
-    """Refuse, at bind time, options that cannot work and names that are a slip away from one of ours."""
-    where = f"task {cls.name}: "
-    policies_from(f"{where}retry_policy", cls.retry_policy)
-    number(f"{where}deadline_seconds", cls.deadline_seconds, low=0.001, high=366 * 86400)
-    check_rules(f"{where}failure_rules", option(cls, "failure_rules"))
-    autoretry_for = getattr(cls, "autoretry_for", None)
-    if autoretry_for:
-        attempts = 1 + cls.max_retries if isinstance(cls.max_retries, int) else 1000
-        errors = autoretry_for if isinstance(autoretry_for, (list, tuple)) else [autoretry_for]
-        names = ", ".join(f"{getattr(error, '__name__', error)}: 'TRANSIENT'" for error in errors)
-        raise ConfigurationError(
-            f"{where}autoretry_for", autoretry_for, "two deciders would fight over each failure",
-            f"Remove it and its retry_* options and write: retry_policy=RetryPolicy(max_attempts={attempts}), "
-            f"failure_rules={{{names}}}.",
-        )  # fmt: skip
-    for name in _own_names(cls):
-        if name in OF_POLICY:
-            value = getattr(cls, name, None)
-            remedy = f"Write retry_policy=RetryPolicy({name}={value!r})."
-            raise ConfigurationError(f"{where}{name}", value, "is a part of a retry policy, not an option", remedy)
-        meant = near_miss(name, OPTIONS)
-        if meant is not None:
-            raise ConfigurationError(
-                f"{where}{name}", getattr(cls, name, None), "is not an option", f"Did you mean {meant!r}?"
-            )
-
-
-def option(cls: type, name: str) -> Any:
-    """Read an option as it was written: a function given as one is not a method of the task."""
-    value = inspect.getattr_static(cls, name)
-    return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-
-
-def _own_names(cls: type) -> set[str]:
-    """Give the names that a user's classes add to a task."""
-    theirs = [base for base in cls.__mro__ if issubclass(base, ResilientTask) and base is not ResilientTask]
-    known = set(dir(ResilientTask))
-    return {name for base in theirs for name in vars(base) if not name.startswith("_") and name not in known}

@@ -2,6 +2,8 @@
 -- KEYS[1] due      sorted set: member -> due time in ms; bounded by what waits
 -- KEYS[2] entries  hash: member -> packed message; lives as long as its member in KEYS[1]
 -- KEYS[3] highest  string: highest attempt stored for the lineage; TTL ARGV[6]
+-- KEYS[4] parked   (parks only) sorted set: member -> due time in ms, of what waits for the same thing; bounded by
+--                  what waits, TTL ARGV[6], renewed with each
 -- ARGV[1] member   ARGV[2] packed message   ARGV[3] ms   ARGV[4] 'in' (from now) or 'at' (since the epoch)
 -- ARGV[5] attempt   ARGV[6] TTL of KEYS[3] in seconds
 -- ARGV[7] 'once' to store nothing if the attempt is on record, 'anyway' if the record may be of another message
@@ -19,4 +21,10 @@ end
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[1], due, ARGV[1])
 redis.call('SET', KEYS[3], attempt, 'EX', ARGV[6])
+if KEYS[4] then
+    -- what came due by itself is never woken: without this the set would grow for as long as something parks
+    redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now)
+    redis.call('ZADD', KEYS[4], due, ARGV[1])
+    redis.call('EXPIRE', KEYS[4], ARGV[6])
+end
 return due

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from celery import Celery
 
+from .bulkhead import BulkheadStep
 from .lease import LeaseStep
+from .pause import PauseStep
 from .scheduler import SchedulerStep
 from .startup import StartupStep
 
@@ -14,3 +16,5 @@ def install(app: Celery) -> None:
     app.steps["worker"].add(StartupStep)
     app.steps["consumer"].add(LeaseStep)
     app.steps["consumer"].add(SchedulerStep)
+    app.steps["consumer"].add(BulkheadStep)
+    app.steps["consumer"].add(PauseStep)

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 BATCH = 200
 LEASE_SECONDS = 30.0
+BUSY_WITHIN_SECONDS = 1.0  # while messages come due, others with short delays are likely to be added:
+BUSY_POLL_SECONDS = 0.05  # look more often, or they would be late in bunches
 
 
 class SchedulerStep(bootsteps.StartStopStep):
@@ -76,10 +78,12 @@ class Scheduler:
         if len(due.places) == BATCH:
             return 0.0
         # Spread, so that a fleet does not look in the same instant.
-        pause = self._poll_seconds * self._clock.uniform(0.8, 1.0)
+        is_busy = bool(due.places) or (due.next_in_seconds is not None and due.next_in_seconds < BUSY_WITHIN_SECONDS)
+        pause = min(self._poll_seconds, BUSY_POLL_SECONDS if is_busy else self._poll_seconds)
+        pause *= self._clock.uniform(0.8, 1.0)
         if due.next_in_seconds is None:
             return pause
-        return min(pause, due.next_in_seconds + self._clock.uniform(0.002, 0.02))
+        return min(pause, due.next_in_seconds + self._clock.uniform(0.001, 0.01))
 
     def _release(self, queue_list: str, places: list[Place]) -> None:
         """Move the messages of one queue; what is wrong with them must not hold back those of others."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery import bootsteps
+from celery import Celery, bootsteps
 
-from ..errors import StoreUnavailableError
+from ..errors import ConfigurationError, StoreUnavailableError
 from ..events import Event, tell
 from ..redis_store import RedisStore, safe_url
 from ..runtime import Runtime, runtime_of
@@ -25,8 +25,32 @@ class StartupStep(bootsteps.Step):
         if runtime.store is None:
             remedy = "retries wait in workers' memory by ETA; set resilience_redis_url to have them wait in Redis"
             tell(logger, logging.WARNING, Event.REDIS_MISSED, remedy=remedy)
+            refuse_what_needs_redis(runtime.app)
         else:
             warn_of_volatile(runtime.store)
+
+
+def refuse_what_needs_redis(app: Celery) -> None:
+    """Stop a worker without Redis whose tasks ask for what only Redis can give: limits of the fleet, and parking."""
+    default = runtime_of(app).settings.default_breaker
+    if default is not None:
+        raise ConfigurationError(
+            "resilience_default_breaker", default, "parks what breakers refuse, which needs a Redis",
+            "Set resilience_redis_url, or leave the setting out.",
+        )  # fmt: skip
+    for task in app.tasks.values():
+        for option in ("rate_limit_shared", "max_concurrent"):
+            if getattr(task, option, None) is not None:
+                _refuse(task.name, option, getattr(task, option), "is shared by the fleet")
+        if getattr(task, "breaker", None) is not None and getattr(task, "when_open", None) == "park":
+            _refuse(task.name, "when_open", "park", "sets messages aside")
+
+
+def _refuse(task: str, option: str, value: object, what: str) -> None:
+    remedy = 'Set resilience_redis_url, or write when_open="fail".' if option == "when_open" else ""
+    raise ConfigurationError(
+        f"task {task}: {option}", value, f"{what}, which needs a Redis", remedy or "Set resilience_redis_url."
+    )
 
 
 def apply_transport_options(runtime: Runtime) -> None:

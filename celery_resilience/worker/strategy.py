@@ -1,6 +1,7 @@
 """The worker's first look at a message of a resilient task, before it is queued for a pool process.
 
-It hands the original message on to whoever runs it, and moves far ETAs out of the worker's memory into the schedule.
+It hands the original message on to whoever runs it, moves far ETAs out of the worker's memory into the
+schedule, and parks what is paused.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..events import Event, tell
 from ..runtime import Runtime, runtime_of
 from ..transport.envelope import hand_over, original
 from ..transport.queues import origin_queue
+from .pause import park_if_paused
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,9 @@ def resilient(task: Any, app: Celery, consumer: Any) -> Callable[..., Any]:
             hand_over(message)
             eta = message.headers.get("eta")
             if eta is not None and runtime.schedule is not None and move_if_far(message, eta, runtime):
+                ack(logger, connection_errors)
+                return None
+            if park_if_paused(message, task.name, runtime):
                 ack(logger, connection_errors)
                 return None
         return handle(message, body, ack, reject, callbacks, **kwargs)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from celery_resilience.checks import near_miss, number, one_of, required, suggestion, text, whole_number
 from celery_resilience.errors import ConfigurationError, shorten
-from celery_resilience.task import OPTIONS
+from celery_resilience.task_options import OPTIONS
 
 
 @given(st.floats(0, 10) | st.integers(0, 10) | st.none())
@@ -70,7 +70,7 @@ def test_a_slip_of_the_pen_is_recognised(name: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["run", "rate_limit", "queue", "database", "api_key", "seconds", "rules", "policy", "retries_wanted"]
+    "name", ["run", "queue", "database", "api_key", "seconds", "rules", "policy", "retries_wanted"]
 )
 def test_other_names_are_the_users_own(name: str) -> None:
     assert near_miss(name, OPTIONS) is None

@@ -73,14 +73,14 @@ def test_a_broker_that_was_given_a_name_keeps_its_schedule_when_it_moves() -> No
     assert before[0] == "resilience:{schedule:shop}:due"
 
 
-def test_the_pause_before_a_message_goes_back_grows_to_half_a_minute_and_starts_short_again() -> None:
+def test_the_pause_before_a_message_goes_back_grows_to_the_cool_down_and_starts_short_again() -> None:
     app = Celery("shop", broker="redis://", set_as_current=False)
     app.conf.resilience_requeue_pause_seconds = 2
     runtime = runtime_of(app)
     pauses = [runtime.next_pause() for _ in range(8)]
     runtime.forget_pauses()
 
-    assert pauses == [2, 4, 8, 16, 30, 30, 30, 30]
+    assert pauses == [2, 4, 5, 5, 5, 5, 5, 5]
     assert runtime.next_pause() == 2
 
 
