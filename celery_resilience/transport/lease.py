@@ -10,16 +10,19 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import redis
 from kombu.message import Message
+from kombu.transport.virtual import QoS
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from .. import lua
 from ..clock import Clock
 from ..events import Event, tell
+from .fetch import AT_ONCE, Fetch
 
 logger = logging.getLogger(__name__)
 
@@ -152,8 +155,8 @@ class Holding:
         tell(logger, logging.WARNING, Event.LEASE_LOST, delivery_tag=tag)
 
 
-def hold(channel: Any, clock: Clock, still_running: Callable[[], Collection[str]]) -> Holding:
-    """Watch over every message that this channel takes from now on.
+def hold(channel: Any, clock: Clock, still_running: Callable[[], Collection[str]], at_once: int = AT_ONCE) -> Holding:
+    """Watch over every message that this channel takes from now on, at most `at_once` in one step.
 
     `still_running` gives the tags of runs that go on when the channel closes, as they do when the connection is lost:
     their messages are kept and acked by a connection of our own. (kombu would put them back for a second run, and ends
@@ -173,6 +176,8 @@ def hold(channel: Any, clock: Clock, still_running: Callable[[], Collection[str]
     )
     holding = Holding(broker, timeout, clock)
     append, restore_once = qos.append, qos.restore_unacked_once
+    if Fetch(channel, clock, at_once).install():
+        append = partial(QoS.append, qos)  # the fetch has noted it in Redis already
 
     def append_held(message: Message, delivery_tag: str) -> None:
         append(message, delivery_tag)
@@ -194,15 +199,20 @@ def hold(channel: Any, clock: Clock, still_running: Callable[[], Collection[str]
 def _answers(channel: Any, holding: Holding, own_client: Any) -> tuple[Callable[..., None], Callable[..., None]]:
     """Make the channel's ack and reject, which leave alone what is not ours any more."""
     qos = channel.qos
-    ack, reject = qos.ack, qos.reject
+    reject = qos.reject
+    kept_client = channel._create_client()  # kombu makes one for each ack, which costs more than the ack itself
+
+    def remove(delivery_tag: str, client: Any) -> None:
+        qos._remove_from_indices(delivery_tag, client.pipeline()).execute()
 
     def ack_held(delivery_tag: str) -> None:
         if not holding.end(delivery_tag):
             _forget_unless_held(holding, delivery_tag)
         elif channel.closed:
-            _without_raising(lambda: qos._remove_from_indices(delivery_tag, own_client.pipeline()).execute())
+            _without_raising(lambda: remove(delivery_tag, own_client))
         else:
-            ack(delivery_tag)
+            remove(delivery_tag, kept_client)
+            qos._quick_ack(delivery_tag)
 
     def reject_held(delivery_tag: str, requeue: bool = False) -> None:
         # On a closed channel kombu could not route it: unrenewed, it becomes an orphan that a living one puts back.

@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from celery import bootsteps
+from celery.concurrency import solo
 from celery.worker import state
 
 from ..runtime import runtime_of
+from ..transport.fetch import AT_ONCE
 from ..transport.lease import Holding, hold
 from .duty import Duty
 
@@ -35,7 +37,9 @@ class LeaseStep(bootsteps.StartStopStep):
         if consumer.connection.transport.driver_type != "redis":
             return
         clock = runtime_of(consumer.app).clock
-        self._holdings.append(hold(consumer.task_consumer.channel, clock, tags_still_running))
+        # A solo pool runs each message where it is delivered: what else was taken would wait behind it.
+        at_once = 1 if isinstance(consumer.pool, solo.TaskPool) else AT_ONCE
+        self._holdings.append(hold(consumer.task_consumer.channel, clock, tags_still_running, at_once))
         self._duty.start()
 
     def stop(self, consumer: Any) -> None:

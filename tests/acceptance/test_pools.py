@@ -1,8 +1,5 @@
 """Every pool: tasks that fail one to three times end exactly once each, and a killed worker loses none of them.
 
-A kill between kombu's BRPOP and its note of the message does lose that one, with plain tasks too: the kills here are
-aimed outside of that window, see `Stage.kill_between_fetches`.
-
 The four pools work side by side, each with a Redis and an app of its own; the tests only look at the outcome.
 """
 
@@ -85,7 +82,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Pool, Outc
         for pool, outcome in outcomes.items():
             first[pool].wait_ready()
             outcome.load.wait_done(TASKS // 4, LIMIT)
-            outcome.held_at_kill = outcome.stage.kill_between_fetches(first[pool], outcome.load.unfinished)
+            outcome.held_at_kill = outcome.stage.kill(first[pool])
         second = [
             outcome.stage.worker(pool=pool, concurrency=CONCURRENCY[pool], wait=False)
             for pool, outcome in outcomes.items()
@@ -114,13 +111,9 @@ def test_each_task_ends_exactly_once_with_the_right_attempts(
 
 @PATIENCE
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_worker_killed_midway_outside_of_kombus_fetch_loses_none(
-    killed: dict[Pool, Outcome], pool: Pool, figures: Figures
-) -> None:
+def test_a_worker_killed_midway_loses_none(killed: dict[Pool, Outcome], pool: Pool, figures: Figures) -> None:
     load = killed[pool].load
-    figures.add(
-        f"{TASKS} tasks, killed midway outside kombu's fetch, lost ({pool})", wanted="0", measured=len(load.wrong())
-    )
+    figures.add(f"{TASKS} tasks, killed midway, lost ({pool})", wanted="0", measured=len(load.wrong()))
 
     assert load.wrong() == {}
     assert load.repeated() <= killed[pool].held_at_kill

@@ -178,21 +178,17 @@ class TestBetweenPublishingAndRemoving:
 
 class TestKillsAtRandom:
     @pytest.mark.parametrize("pool", ["prefork", "threads"])
-    def test_workers_that_die_again_and_again_outside_of_kombus_fetch_lose_nothing(
-        self, stage: Stage, pool: Pool, figures: Figures
-    ) -> None:
+    def test_workers_that_die_again_and_again_lose_nothing(self, stage: Stage, pool: Pool, figures: Figures) -> None:
         wanted, kills, held = size(40, 400), size(4, 40), 0
         load = Load(stage, wanted, lambda n: (n % 4, 0.1 + (n % 7) / 5))
         for n in range(kills):
             worker = stage.worker(pool=pool, concurrency=2)
             load.wait_done((n + 1) * wanted // (kills + 1), 30)
-            held += stage.kill_between_fetches(worker, load.unfinished)
+            held += stage.kill(worker)
         stage.worker(pool=pool, concurrency=2)
         load.wait_done(wanted, 60)
         stage.wait_idle(30)
 
-        figures.add(
-            f"tasks lost in {kills} kills outside kombu's fetch ({pool})", wanted="0", measured=len(load.wrong())
-        )
+        figures.add(f"tasks lost in {kills} kills ({pool})", wanted="0", measured=len(load.wrong()))
         assert load.wrong() == {}
         assert load.repeated() <= held  # only what was held at a kill may repeat its number

@@ -232,6 +232,18 @@ class TestKombuIsAsWeKnowIt:
 
         assert source.index("qos.append(message, message.delivery_tag)") < source.index("callback(message)")
 
+    def test_the_names_that_the_fetch_takes_the_place_of(self) -> None:
+        channel, poller = kombu_redis.Channel, kombu_redis.MultiChannelPoller
+
+        assert "'BRPOP': self._brpop_read" in inspect.getsource(channel.__init__)
+        assert "channel._brpop_start()" in inspect.getsource(poller._register_BRPOP)
+        assert "if not channel._in_poll" in inspect.getsource(poller._register_BRPOP)
+        assert "client.connection" in inspect.getsource(poller._client_registered)
+        assert "if channel.qos.can_consume():" in inspect.getsource(poller.on_poll_start)
+        assert "chan.handlers[type]()" in inspect.getsource(poller.on_readable)
+        assert "self._brpop_read()" in inspect.getsource(channel.close)
+        assert "self.connection._deliver(loads(bytes_to_str(item)), dest)" in inspect.getsource(channel._brpop_read)
+
     def test_acks_and_rejects_go_through_the_qos_of_the_channel(self) -> None:
         assert "self.qos.ack(delivery_tag)" in inspect.getsource(kombu_virtual.Channel.basic_ack)
         assert "self.qos.reject(delivery_tag, requeue=requeue)" in inspect.getsource(kombu_virtual.Channel.basic_reject)

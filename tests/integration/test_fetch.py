@@ -1,0 +1,168 @@
+"""Taking messages from a Redis broker in one step: by a real worker, and the script alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from celery_resilience import lua
+from celery_resilience.testing import EmbeddedRedis, embedded_redis
+from tests.support.stage import Stage, open_stage
+from tests.support.waiting import wait_until
+
+DONE = ["return", "done"]
+SLOW_LOOKS = {"broker_transport_options": {"polling_interval": 60}}  # only word of a push is in time for a test
+
+
+@pytest.fixture
+def own_server() -> Iterator[EmbeddedRedis]:
+    with embedded_redis(url="") as server:
+        yield server
+
+
+class TestAWorker:
+    @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+    def test_hears_of_each_push_at_any_priority(self, tmp_path: Path, own_server: EmbeddedRedis, pool: str) -> None:
+        with open_stage(tmp_path, own_server, conf=SLOW_LOOKS) as stage:
+            stage.worker(pool=pool, concurrency=2)
+            for priority in (0, 9, 3, 0, 6, 9):
+                assert stage.script(DONE, priority=priority)[1].get(timeout=10) == "done"
+            assert "brpop" not in commands(stage)
+
+    def test_shares_messages_with_another_that_hears(self, tmp_path: Path, own_server: EmbeddedRedis) -> None:
+        with open_stage(tmp_path, own_server, conf=SLOW_LOOKS) as stage:
+            for _ in range(2):
+                stage.worker(pool="solo")
+            for _ in range(30):
+                key, result = stage.script(DONE)
+                assert result.get(timeout=10) == "done"
+                assert len(stage.runs(key)) == 1
+
+    def test_goes_on_after_its_scripts_were_flushed(self, tmp_path: Path, own_server: EmbeddedRedis) -> None:
+        with open_stage(tmp_path, own_server, conf=SLOW_LOOKS) as stage:
+            stage.worker(concurrency=1)
+            stage.record.script_flush()
+
+            assert stage.script(DONE)[1].get(timeout=10) == "done"
+
+    def test_goes_on_after_its_connections_were_cut(self, tmp_path: Path, own_server: EmbeddedRedis) -> None:
+        with open_stage(tmp_path, own_server, conf=SLOW_LOOKS) as stage:
+            worker = stage.worker(concurrency=1)
+            stage.record.client_kill_filter(_type="normal", skipme=True)
+            wait_until(lambda: worker.log().count("Connected to") == 2, 20, worker.log)
+
+            assert stage.script(DONE)[1].get(timeout=10) == "done"
+
+    def test_sets_aside_what_is_no_message_and_goes_on(self, tmp_path: Path, own_server: EmbeddedRedis) -> None:
+        strange = ["garbage", "[]", "{}", '{"properties": {}}', '{"properties": {"delivery_tag": ""}}', "\x00\xff"]
+        unbuildable = [
+            json.dumps({"body": "?", "properties": {"delivery_tag": "a", "body_encoding": "rot13"}}),
+            json.dumps({"body": "abcde", "properties": {"delivery_tag": "b", "body_encoding": "base64"}}),
+            '{"properties": {"delivery_tag": "c"}, "n": 0x10}',
+        ]
+        with open_stage(tmp_path, own_server) as stage:
+            stage.record.lpush("resilient", *strange, *unbuildable)
+            worker = stage.worker(concurrency=1)
+
+            assert stage.script(DONE)[1].get(timeout=15) == "done"
+            kept = stage.record.lrange("resilience.unreadable", 0, -1)
+            assert sorted(kept) == sorted([*strange, *unbuildable])
+            stage.wait_idle()
+            assert worker.is_alive
+
+    def test_goes_on_as_kombu_does_where_the_server_refuses(self, tmp_path: Path, own_server: EmbeddedRedis) -> None:
+        own_server.client().execute_command(
+            "ACL", "SETUSER", "poor", "on", ">pw", "~*", "&*", "+@all", "-client|tracking"
+        )
+        broker = own_server.url.replace("redis://", "redis://poor:pw@")
+        with open_stage(tmp_path, own_server, broker=broker) as stage:
+            worker = stage.worker(concurrency=1)
+
+            assert stage.script(DONE)[1].get(timeout=15) == "done"
+            assert "resilience-fetch-degraded" in worker.log()
+
+    def test_takes_messages_while_memory_is_used_up(self, tmp_path: Path, own_server: EmbeddedRedis) -> None:
+        with open_stage(tmp_path, own_server, VISIBILITY_TIMEOUT="2", conf={"task_ignore_result": True}) as stage:
+            worker = stage.worker(concurrency=1)
+            worker.freeze()
+            key, _ = stage.script(DONE)
+            with own_server.client() as client:
+                client.config_set("maxmemory", "1")
+                worker.thaw()
+                wait_until(lambda: not client.llen("resilient"), 20, worker.log)
+                client.config_set("maxmemory", "0")
+            stage.wait_runs(key, 1, 20)
+            stage.wait_idle(20)
+
+
+class TestTheScript:
+    KEYS = ("u", "i", "strange")
+
+    @pytest.fixture
+    def client(self, own_server: EmbeddedRedis) -> redis.Redis:
+        return own_server.client(decode_responses=True)
+
+    @staticmethod
+    def push(client: redis.Redis, name: str, *tags: str) -> None:
+        for tag in tags:
+            client.lpush(name, message(tag))
+
+    def fetch(self, client: redis.Redis, limit: int, *queues: str) -> tuple[bool, list[tuple[str, str]]]:
+        lists = [f"{queue}{suffix}" for suffix in ("", "\x06\x163") for queue in queues]
+        keys = [*self.KEYS, *lists]
+        answer: Any = client.eval(lua.source("fetch"), len(keys), *keys, limit, *queues)
+        return bool(answer[0]), [(queues[answer[n] - 1], answer[n + 1]) for n in range(1, len(answer), 3)]
+
+    def test_takes_higher_priorities_first_and_queues_in_turn(self, client: redis.Redis) -> None:
+        self.push(client, "a\x06\x163", "late")
+        self.push(client, "a", "a1", "a2", "a3")
+        self.push(client, "b", "b1")
+
+        has_more, taken = self.fetch(client, 10, "a", "b")
+
+        assert taken == [("a", "a1"), ("b", "b1"), ("a", "a2"), ("a", "a3"), ("a", "late")]
+        assert not has_more
+
+    def test_takes_no_more_than_asked(self, client: redis.Redis) -> None:
+        self.push(client, "a", "1", "2", "3")
+
+        assert self.fetch(client, 2, "a") == (True, [("a", "1"), ("a", "2")])
+        assert client.llen("a") == 1
+
+    def test_notes_a_message_as_kombu_does(self, client: redis.Redis) -> None:
+        self.push(client, "a", "t")
+        packed = json.loads(message("t"))
+        self.fetch(client, 1, "a")
+
+        assert json.loads(str(client.hget("u", "t"))) == [packed, "x", "k/1"]
+        seconds = client.time()
+        assert seconds[0] - 5 < float(str(client.zscore("i", "t"))) <= seconds[0] + 1
+
+    @pytest.mark.parametrize("properties", [{}, {"delivery_info": None}, {"delivery_info": {"exchange": 3}}])
+    def test_a_message_without_origin_goes_back_to_its_queue(
+        self, client: redis.Redis, properties: dict[str, Any]
+    ) -> None:
+        client.lpush("a", json.dumps({"properties": {"delivery_tag": 7, **properties}}))
+        self.fetch(client, 1, "a")
+
+        assert json.loads(str(client.hget("u", "7")))[1:] == ["", "a"]
+
+    def test_counts_what_is_no_message(self, client: redis.Redis) -> None:
+        client.lpush("a", *["junk"] * 5)
+
+        assert self.fetch(client, 3, "a") == (True, [])
+        assert client.llen("strange") == 3
+
+
+def message(tag: str) -> str:
+    info = {"exchange": "x", "routing_key": "k/1"}
+    return json.dumps({"body": "é", "headers": {}, "properties": {"delivery_tag": tag, "delivery_info": info}})
+
+
+def commands(stage: Stage) -> set[str]:
+    return {name.removeprefix("cmdstat_") for name in stage.record.info("commandstats")}
