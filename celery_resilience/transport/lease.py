@@ -201,6 +201,7 @@ def _answers(channel: Any, holding: Holding, own_client: Any) -> tuple[Callable[
     qos = channel.qos
     reject = qos.reject
     kept_client = channel._create_client()  # kombu makes one for each ack, which costs more than the ack itself
+    in_turn = threading.Lock()  # many threads or greenlets at once would use up the connections, and acks be lost
 
     def remove(delivery_tag: str, client: Any) -> None:
         qos._remove_from_indices(delivery_tag, client.pipeline()).execute()
@@ -211,7 +212,8 @@ def _answers(channel: Any, holding: Holding, own_client: Any) -> tuple[Callable[
         elif channel.closed:
             _without_raising(lambda: remove(delivery_tag, own_client))
         else:
-            remove(delivery_tag, kept_client)
+            with in_turn:
+                remove(delivery_tag, kept_client)
             qos._quick_ack(delivery_tag)
 
     def reject_held(delivery_tag: str, requeue: bool = False) -> None:
@@ -219,7 +221,8 @@ def _answers(channel: Any, holding: Holding, own_client: Any) -> tuple[Callable[
         if not holding.end(delivery_tag) or channel.closed:
             _forget_unless_held(holding, delivery_tag)
         else:
-            reject(delivery_tag, requeue)
+            with in_turn:
+                reject(delivery_tag, requeue)
 
     return ack_held, reject_held
 

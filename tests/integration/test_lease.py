@@ -10,6 +10,7 @@ import pytest
 from celery_resilience.testing import EmbeddedRedis
 from tests.support.stage import Stage, open_stage
 from tests.support.waiting import wait_until
+from tests.support.workers import Pool
 
 DONE = ["return", "done"]
 QUICK_START = ("--without-mingle", "--without-gossip")
@@ -95,3 +96,17 @@ def test_a_reconnected_worker_goes_on_holding(stage: Stage) -> None:
 
     assert result.get(timeout=20) == "slept"
     assert [run["redelivered"] for run in stage.runs(key)] == [False]
+
+
+@pytest.mark.parametrize("pool", ["gevent", "threads"])
+def test_many_that_end_at_once_are_all_acked(tmp_path: Path, redis_server: EmbeddedRedis, pool: Pool) -> None:
+    with open_stage(tmp_path, redis_server, conf={"task_ignore_result": True}) as stage:
+        key = stage.key()
+        for _ in range(300):
+            stage.send("flaky", key, 0)
+        worker = stage.worker(pool=pool, concurrency=50)
+        stage.wait_runs(key, 300, 30)
+        stage.wait_idle()
+
+        assert "Couldn't ack" not in worker.log()
+        assert len(stage.runs(key)) == 300
