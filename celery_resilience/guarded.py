@@ -32,7 +32,7 @@ from .errors import BreakerOpenError, ConfigurationError, LimitReachedError
 from .failure import Failure, FailureClass
 from .gates import BreakerOption, Gates, RateOption, check_gates
 from .libraries import look
-from .outcome import BUDGET_COST
+from .limits import BUDGET_COST
 from .policy import PolicyOption, RetryPolicies, policies_from
 from .rate import read_rate
 from .runtime import Runtime, runtime_of
@@ -255,10 +255,10 @@ class Call:
         return decision.delay if isinstance(decision, Retry) and self._is_affordable(failure) else None
 
     def _is_affordable(self, failure: Failure) -> bool:
-        """Spend from the retry budgets of the breakers, which the tasks share; none left means a storm."""
+        """Spend from the retry budgets of the breakers, which the tasks share; there is no line to wait in here."""
         limits, cost = self._runtime.limits, BUDGET_COST.get(failure.failure_class, 1.0)
         return limits is None or all(
-            limits.spend(name, cost, self._runtime.take_successes(name), share=0.2, per_second=10.0).is_admitted
+            limits.spend(name, cost, self._runtime.take_successes(name), longest_wait=0.0).is_admitted
             for name, _ in self._breakers
         )
 

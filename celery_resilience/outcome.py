@@ -29,6 +29,7 @@ from .errors import (
 from .events import Event, tell
 from .failure import Classifier, Failure, FailureClass, FailureContext
 from .gates import Gates
+from .limits import BUDGET_COST
 from .policy import RETRYABLE, RetryPolicies, RetryPolicy, policies_from
 from .runtime import Runtime
 from .schedule import Schedule
@@ -41,7 +42,6 @@ logger = logging.getLogger(__name__)
 
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
-BUDGET_COST = {FailureClass.RATE_LIMITED: 2.0}  # what a retry of a class takes from the budget; 1 where not told
 LONGEST_PARK_SECONDS = 60.0  # then it asks again: a refusal may have come from knowledge that was out of date
 REFUSED = "_resilience_refused"  # set on a request whose body was told that Celery's own limit is reached
 
@@ -111,15 +111,20 @@ class Outcome:
             return None
         match self.decide(failure):
             case Retry(delay):
-                delay = delay if admission is None else self._budgeted(delay, failure, admission)
-                self.store(self.after(failure, delay), delay, error)
+                delay, owed = (delay, ()) if admission is None else self._budgeted(delay, failure, admission)
+                self.store(replace(self.after(failure, delay), owed=owed), delay, error)
                 return celery_retry(error, delay)
             case DeadLetter(reason):
                 self._log(failure, str(reason))
                 return None
 
     def park(
-        self, waits_for: str, delay: float, error: ResilienceError, reserved: tuple[str, ...] = ()
+        self,
+        waits_for: str,
+        delay: float,
+        error: ResilienceError,
+        reserved: tuple[str, ...] = (),
+        owed: tuple[str, ...] = (),
     ) -> BaseException | None:
         """Set the message aside without an attempt; gives what to raise, None if the refusal itself is the outcome."""
         clock, now = self.runtime.clock, self.runtime.clock.time()
@@ -128,7 +133,7 @@ class Outcome:
         if not is_exact:
             delay = min(delay, LONGEST_PARK_SECONDS)
             delay += clock.uniform(0.0, max(0.5, delay / 4))
-        attempts = self.started(now).after_park(waits_for, reserved)
+        attempts = self.started(now).after_park(waits_for, reserved, owed)
         schedule = self.runtime.schedule
         is_too_late = attempts.deadline_at is not None and now + delay > attempts.deadline_at
         envelope = original(self.request.properties, self.request.delivery_info)
@@ -155,17 +160,19 @@ class Outcome:
         """Give what to raise when a gate refuses: the refusal itself, or what sets the message aside."""
         if isinstance(refused.error, BreakerOpenError) and self.plan.gates.when_open == "fail":
             return refused.error
-        return self.park(refused.by, refused.delay, refused.error, refused.reserved) or refused.error
+        parked = self.park(refused.by, refused.delay, refused.error, refused.reserved, refused.owed)
+        return parked or refused.error
 
-    def _budgeted(self, delay: float, failure: Failure, admission: Admission) -> float:
+    def _budgeted(self, delay: float, failure: Failure, admission: Admission) -> tuple[float, tuple[str, ...]]:
         """Hold a retry back when retries are more than their share of successes: a storm becomes a queue.
 
-        Never past the deadline: there the attempt is made without waiting longer.
+        Gives the delay, and what it still owes to budgets. Never past the deadline: there the attempt is made without
+        waiting longer.
         """
-        held = max([delay, *admission.spend(BUDGET_COST.get(failure.failure_class, 1.0))])
-        now = self.runtime.clock.time()
+        turn, owed = admission.spend(BUDGET_COST.get(failure.failure_class, 1.0))
+        held, now = max(delay, turn), self.runtime.clock.time()
         deadline_at = self.started(now).deadline_at
-        return delay if deadline_at is not None and now + held > deadline_at else held
+        return (delay, ()) if deadline_at is not None and now + held > deadline_at else (held, owed)
 
     def store(
         self, attempts: Attempts, delay: float, error: BaseException | None, arguments: Arguments | None = None

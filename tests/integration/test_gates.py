@@ -14,7 +14,7 @@ import pytest
 from celery.result import AsyncResult
 
 from celery_resilience import runtime_of
-from celery_resilience.attempts import HEADER, read_attempts
+from celery_resilience.attempts import HEADER, Attempts, read_attempts
 from celery_resilience.breaker import CircuitBreaker
 from celery_resilience.clock import SYSTEM_CLOCK
 from celery_resilience.crashpoints import VARIABLE
@@ -255,6 +255,58 @@ class TestRestAfterARetryAfter:
         one.rest(60)
 
         assert one.snapshot().override_who == "ann"
+
+
+class TestRetryBudget:
+    def waiting(self, stage: Stage, result: AsyncResult[Any]) -> Waiting | None:
+        return next((row for row in stage.schedule.find(limit=1000) if row.task_id == result.id), None)
+
+    def storm(self, stage: Stage, name: str, cost: float) -> None:
+        limits = runtime_of(stage.app).limits
+        assert limits is not None
+        limits.spend(name, cost, 0, longest_wait=1e6)
+
+    def test_a_retry_in_a_storm_has_its_turn_later(self, stage: Stage) -> None:
+        name, key = stage.key(), stage.key()
+        self.storm(stage, name, 100 + 300)
+        result = stage.send("called", name, key, DOWN, DONE)
+        row = wait_until(lambda: self.waiting(stage, result), 10, "the retry")
+
+        assert row.kind == "retry"  # type: ignore[union-attr]  # not None
+        assert 20 < row.due_at - SYSTEM_CLOCK.time() < 31  # type: ignore[union-attr]
+
+    def test_a_retry_that_finds_the_line_full_pays_before_it_runs(self, stage: Stage) -> None:
+        name, key = stage.key(), stage.key()
+        self.storm(stage, name, 2000)
+        result = stage.send("called", name, key, DOWN, DONE)
+        wait_until(lambda: self.waiting(stage, result), 10, "the retry")
+        assert headers(stage, result).owed == (f"{name}@1.000",)
+
+        bring_forward(stage, result)
+        assert wait_parked(stage, result).why == "waits for retry budget"
+        assert stage.attempts(key) == [1]
+        assert headers(stage, result).owed == (f"{name}@1.000",)
+
+        stage.record.delete(runtime_of(stage.app).limits._key("budget", name))  # type: ignore[union-attr]
+        bring_forward(stage, result)
+        assert result.get(timeout=10) == "done"
+        assert spent(stage, key) == [(1, 0, 0), (2, 1, 1)]
+
+
+def headers(stage: Stage, result: AsyncResult[Any]) -> Attempts:
+    """Give the header of the message of a task that is in the schedule."""
+    _, entries = stage.schedule._keys
+    messages = [json.loads(text)["headers"] for text in stage.record.hvals(entries)]
+    return next(read_attempts(one[HEADER]) for one in messages if one["id"] == result.id)
+
+
+def bring_forward(stage: Stage, result: AsyncResult[Any]) -> None:
+    """Have the message of a task come due now."""
+    due, entries = stage.schedule._keys
+    member = next(
+        m for m, text in stage.record.hgetall(entries).items() if json.loads(text)["headers"]["id"] == result.id
+    )
+    stage.record.zadd(due, {member: 0})
 
 
 class TestSharedRate:
