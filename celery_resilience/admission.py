@@ -11,7 +11,7 @@ from typing import Any
 
 from .attempts import Attempts, slot, slot_of
 from .breaker import Permit, Refusal
-from .errors import LimitReachedError, ResilienceError
+from .errors import BreakerOpenError, LimitReachedError, ResilienceError
 from .failure import Failure, FailureClass
 from .gates import Gates
 from .rate import Rate
@@ -66,6 +66,14 @@ class Admission:
             self.cancel()
         return refused
 
+    def has_fallback(self, error: BaseException) -> bool:
+        """Say whether there is something to do instead of what this error refused."""
+        return self._gates.fallback is not None and isinstance(error, BreakerOpenError)
+
+    def fall_back(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Give the result that takes the place of the body's."""
+        return None if self._gates.fallback is None else self._gates.fallback(*args, **kwargs)
+
     def succeeded(self) -> None:
         """Tell the gates that the body succeeded."""
         for permit in self._permits:
@@ -94,6 +102,7 @@ class Admission:
         """Hand back what was taken, unused."""
         for permit in self._permits:
             permit.cancel()
+        self._permits = []
         self._leave()
 
     def _ask_breakers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Refused | None:

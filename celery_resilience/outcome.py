@@ -103,6 +103,8 @@ class Outcome:
         if isinstance(error, (BreakerOpenError, LimitReachedError)):
             if admission is not None:
                 admission.cancel()
+            if self._is_to_fail(error):
+                return None
             return self.park(error.name, error.retry_after, error)  # nobody was called: no attempt was made
         failure = self.classify(error)
         if admission is not None:
@@ -140,7 +142,7 @@ class Outcome:
         if is_too_late or schedule is None or envelope is None:
             reason = DeadReason.DEADLINE if is_too_late else DeadReason.REFUSED_BY_GATE
             tell(logger, logging.ERROR, Event.TASK_ENDED, **self._fields(), reason=reason, error=error)
-            return None
+            return past_deadline(error) if is_too_late else None
         self._keep_or_give_back(lambda: self._store_park(schedule, envelope, attempts, delay, waits_for), error)
         tell(logger, logging.INFO, Event.TASK_PARKED, **self._fields(), waits_for=waits_for, delay=round(delay, 3))
         return Ignore(str(error))
@@ -158,10 +160,17 @@ class Outcome:
 
     def refuse(self, refused: Refused) -> BaseException:
         """Give what to raise when a gate refuses: the refusal itself, or what sets the message aside."""
-        if isinstance(refused.error, BreakerOpenError) and self.plan.gates.when_open == "fail":
+        if self._is_to_fail(refused.error):
             return refused.error
         parked = self.park(refused.by, refused.delay, refused.error, refused.reserved, refused.owed)
         return parked or refused.error
+
+    def _is_to_fail(self, error: Exception) -> bool:
+        """Say whether the task shall end with this refusal, wherever it met it: no attempt follows."""
+        if self.plan.gates.when_open != "fail" or not isinstance(error, BreakerOpenError):
+            return False
+        tell(logger, logging.ERROR, Event.TASK_ENDED, **self._fields(), reason=DeadReason.REFUSED_BY_GATE, error=error)
+        return True
 
     def _budgeted(self, delay: float, failure: Failure, admission: Admission) -> tuple[float, tuple[str, ...]]:
         """Hold a retry back when retries are more than their share of successes: a storm becomes a queue.
@@ -299,6 +308,13 @@ def celery_retry(error: BaseException | None, delay: float, *, is_eager: bool = 
     """Give what has Celery store RETRY, call `on_retry`, and ack."""
     make: Callable[..., CeleryRetry] = CeleryRetry
     return make(exc=error, when=round(delay, 3), is_eager=is_eager)
+
+
+def past_deadline(refusal: Exception) -> DeadlineExceededError:
+    """Give the end of a task that may not run before its deadline, with the refusal in its words and as its cause."""
+    ended = DeadlineExceededError(f"The deadline comes before the task may be tried again. {refusal}")
+    ended.__cause__ = refusal
+    return ended
 
 
 def lineage_of(request: Any) -> str:

@@ -22,7 +22,7 @@ from celery.utils.time import maybe_make_aware
 from kombu.utils.uuid import uuid
 
 from . import worker
-from .admission import Admission
+from .admission import Admission, Refused
 from .attempts import HEADER, Attempts, read_attempts
 from .breaker import CircuitBreaker
 from .decision import DeadLetter, Retry
@@ -204,10 +204,9 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         refused = None
         try:
             refused = admission.enter(args, kwargs)
-            if refused is None:
-                result = body(self, *args, **kwargs)
-            elif isinstance(refused.error, BreakerOpenError) and callable(outcome.plan.gates.when_open):
-                return outcome.plan.gates.when_open(*args, **kwargs)
+            if refused is None or admission.has_fallback(refused.error):
+                result = self._body_or_fallback(body, admission, refused, args, kwargs)
+                refused = None
         except Exception as error:
             instead = outcome.settle(error, admission)
             if instead is None:
@@ -220,6 +219,19 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             raise outcome.refuse(refused)
         admission.succeeded()
         return result
+
+    def _body_or_fallback(
+        self, body: Body, admission: Admission, refused: Refused | None, args: Any, kwargs: Any
+    ) -> Any:
+        """Run the body; if a breaker refused it, or refuses within it, the fallback where there is one."""
+        if refused is None:
+            try:
+                return body(self, *args, **kwargs)
+            except BreakerOpenError as error:
+                if not admission.has_fallback(error):
+                    raise
+                admission.cancel()
+        return admission.fall_back(args, kwargs)
 
     def _attempt_eagerly(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
         """Make the attempts one after the other, without waiting."""

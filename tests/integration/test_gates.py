@@ -18,7 +18,7 @@ from celery_resilience.attempts import HEADER, Attempts, read_attempts
 from celery_resilience.breaker import CircuitBreaker
 from celery_resilience.clock import SYSTEM_CLOCK
 from celery_resilience.crashpoints import VARIABLE
-from celery_resilience.errors import BreakerOpenError, QueueFullError
+from celery_resilience.errors import BreakerOpenError, DeadlineExceededError, QueueFullError
 from celery_resilience.schedule import Waiting
 from celery_resilience.testing import EmbeddedRedis, embedded_redis
 from tests.apps import gated
@@ -167,7 +167,7 @@ class TestARefusal:
         wait_parked(stage, result)
         stage.wait_state(result, "FAILURE", 10)
 
-        assert type(result.result).__name__ in ("BreakerOpenError", "DeadlineExceededError")
+        assert type(result.result).__name__ == "DeadlineExceededError"
         assert stage.runs(key) == []
         assert parked(stage, result) is None
 
@@ -176,8 +176,17 @@ class TestARefusal:
         force_open(stage, name, for_seconds=60)
         result = stage.send("due", name, stage.key(), DONE)
 
-        with pytest.raises(BreakerOpenError):
+        with pytest.raises(DeadlineExceededError, match=f"deadline .* The breaker '{name}' refuses calls"):
             result.get(timeout=2)
+        assert "BreakerOpenError" in result.traceback  # the refusal is its cause
+
+    def test_in_the_body_beyond_the_deadline_is_over_at_once_too(self, stage: Stage) -> None:
+        name = stage.key()
+        force_open(stage, name, for_seconds=60)
+        result = stage.send("guarding", name, stage.key(), DONE, resilience={"deadline_seconds": 5})
+
+        with pytest.raises(DeadlineExceededError, match=f"The breaker '{name}' refuses calls"):
+            result.get(timeout=4)
 
 
 def parks(stage: Stage, result: AsyncResult[Any]) -> int:
@@ -198,6 +207,26 @@ class TestGuardInABody:
         assert result.get(timeout=10) == "done"
         assert {(attempt, retries) for attempt, retries, _ in spent(stage, key)} == {(1, 0)}
         assert stage.record.llen(f"within:{key}") == 1
+
+    def test_a_task_that_shall_fail_when_open_fails(self, stage: Stage) -> None:
+        name, key = stage.key(), stage.key()
+        force_open(stage, name)
+        result = stage.send("guarding_or_failing", name, key, DONE)
+
+        with pytest.raises(BreakerOpenError, match=f"The breaker '{name}' refuses calls"):
+            result.get(timeout=10)
+        assert (len(stage.runs(key)), stage.record.llen(f"within:{key}")) == (1, 0)
+
+    def test_a_fallback_gives_the_result_instead(self, stage: Stage) -> None:
+        name, key = stage.key(), stage.key()
+        force_open(stage, name)
+
+        assert stage.send("guarding_or_else", name, key, DONE).get(timeout=10) == f"instead of {key}"
+        assert (len(stage.runs(key)), stage.record.llen(f"within:{key}")) == (1, 0)
+
+    def test_while_closed_neither_is_used(self, stage: Stage) -> None:
+        for task in ("guarding_or_failing", "guarding_or_else"):
+            assert stage.send(task, stage.key(), stage.key(), DONE).get(timeout=10) == "done"
 
     def test_failures_within_trip_it_for_everybody(self, stage: Stage) -> None:
         name, key = stage.key(), stage.key()
