@@ -87,7 +87,7 @@ class Admission:
             permit.failure(failure)
         self._leave()
         seconds = failure.retry_after
-        if failure.failure_class is not FailureClass.RATE_LIMITED or not seconds:
+        if failure.failure_class is not FailureClass.RATE_LIMITED or not seconds or self._runtime.is_eager:
             return
         if self._limit is not None and self._runtime.limits is not None:
             self._runtime.limits.hold(*self._limit, min(seconds, LONGEST_REST_SECONDS))

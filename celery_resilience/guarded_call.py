@@ -25,7 +25,7 @@ from .gates import Gates
 from .libraries import look
 from .limits import BUDGET_COST
 from .policy import RetryPolicies
-from .runtime import runtime_of
+from .runtime import Runtime, runtime_of
 from .task import ResilientTask
 
 LEAST_PAUSE_SECONDS = 0.05  # a refusal that is about to end may say 0: do not spin
@@ -50,8 +50,7 @@ class Call:
 
     def __init__(self, guard: Terms, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._policies = guard.policies
-        self._task, app = _running(guard.app)
-        self._runtime = runtime_of(app)
+        self._task, self._runtime = _running(guard.app)
         self.clock = self._runtime.clock
         self._breakers = guard.gates.breakers(args, kwargs)
         limit = guard.gates.rate_of(args, kwargs)
@@ -72,7 +71,9 @@ class Call:
         and failed its own error, because a refusal would hide that an attempt was spent.
         """
         wait, self._pause = self._pause, 0.0
-        if wait > 0:
+        if self._runtime.is_eager:
+            self._ends_at -= wait  # not waited for, and used up all the same
+        elif wait > 0:
             return wait
         answer = self._ask_breakers() or self._ask_rate()
         if isinstance(answer, (BreakerOpenError, LimitReachedError)):
@@ -139,7 +140,7 @@ class Call:
     def _patience(self, refusal: BreakerOpenError | LimitReachedError) -> float:
         """Give the seconds until a refusal ends, if there is a policy and time, else raise; costs no attempt."""
         wait = max(LEAST_PAUSE_SECONDS, refusal.retry_after * (1 + self.clock.uniform(0.0, HINT_SPREAD)))
-        if self._policies is not None and wait <= self._left():
+        if self._policies is not None and wait <= self._left() and not self._runtime.is_eager:
             return wait
         error, self._last_error = self._last_error or refusal, None
         if self._policies is not None:
@@ -166,7 +167,7 @@ class Call:
             permit.failure(failure)
         self._permits = []
         seconds = failure.retry_after
-        if failure.failure_class is not FailureClass.RATE_LIMITED or not seconds:
+        if failure.failure_class is not FailureClass.RATE_LIMITED or not seconds or self._runtime.is_eager:
             return
         if self._rate is not None and self._runtime.limits is not None:
             self._runtime.limits.hold(*self._rate, seconds)
@@ -190,16 +191,18 @@ async def pause(clock: Clock, seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-def _running(app: Celery | None) -> tuple[ResilientTask | None, Celery]:
-    """Give the resilient task that runs here, and the app: the one given, else that task's, else the current one.
+def _running(app: Celery | None) -> tuple[ResilientTask | None, Runtime]:
+    """Give the resilient task that runs here, and the runtime: of the app given, else that task's, else the current.
 
-    A call that was given another app than the task's is none of the task's.
+    A call that was given another app than the task's is none of the task's. In an eager call nothing asks Redis.
     """
     task: Any = get_current_task()  # may be None, whatever the stubs say
     if app is None:
         app = get_current_app() if task is None else task.app
     is_its_own = isinstance(task, ResilientTask) and task.app is app
-    return (task if is_its_own else None), app
+    runtime = runtime_of(app)
+    is_eager = task is not None and task.request.is_eager
+    return (task if is_its_own else None), (runtime.eager if is_eager else runtime)
 
 
 def _give_up(error: BaseException) -> None:

@@ -37,13 +37,19 @@ _apps: weakref.WeakSet[Celery] = weakref.WeakSet()
 class Runtime:
     """The services of one app in this process; get it by `runtime_of(app)`."""
 
-    def __init__(self, app: Celery, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, app: Celery, clock: Clock = SYSTEM_CLOCK, *, is_eager: bool = False) -> None:
         self._app = weakref.ref(app)
         self.clock = clock
+        self.is_eager = is_eager
         self.settings = Settings.from_mapping(given_settings(app))
         self.family = family_of(app)
         self._successes: dict[str, int] = {}
         self._pauses = 0
+
+    @cached_property
+    def eager(self) -> Runtime:
+        """The runtime of eager calls: it has no store and tells nobody, and its breakers are this process's own."""
+        return self if self.is_eager else Runtime(self.app, self.clock, is_eager=True)
 
     @cached_property
     def policies(self) -> RetryPolicies:
@@ -58,8 +64,8 @@ class Runtime:
 
     @cached_property
     def store(self) -> RedisStore | None:
-        """The Redis store, None if no Redis is configured anywhere."""
-        target = redis_target(self.app, self.settings)
+        """The Redis store, None if no Redis is configured anywhere, or for eager calls."""
+        target = None if self.is_eager else redis_target(self.app, self.settings)
         if target is None:
             return None
         return RedisStore(
@@ -104,7 +110,7 @@ class Runtime:
             default=self.settings.breaker_policy,
             policies=self.settings.breakers,
             max_breakers=self.settings.max_breakers,
-            on_transition=self._on_transition,
+            on_transition=None if self.is_eager else self._on_transition,
         )
 
     @cached_property

@@ -26,7 +26,7 @@ from .admission import Admission, Refused
 from .attempts import HEADER, Attempts, read_attempts
 from .breaker import CircuitBreaker
 from .decision import DeadLetter, Retry
-from .errors import BreakerOpenError
+from .errors import BreakerOpenError, LimitReachedError
 from .failure import FailureClass
 from .gates import BreakerOption, RateOption, WhenOpen
 from .outcome import REFUSED, Outcome, Plan, celery_retry, heals
@@ -194,7 +194,8 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
 
     def guard(self, name: str) -> CircuitBreaker:
         """Give the breaker of a name, for `with self.guard("payments"):` in a body; a refusal there parks the task."""
-        return runtime_of(self.app).breaker(name)
+        runtime = runtime_of(self.app)
+        return (runtime.eager if self.request.is_eager else runtime).breaker(name)
 
     def _attempt_gated(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
         """Run the body as one attempt, if its gates admit it; a refusal parks it, fails it or runs its fallback."""
@@ -234,13 +235,23 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         return admission.fall_back(args, kwargs)
 
     def _attempt_eagerly(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
-        """Make the attempts one after the other, without waiting."""
+        """Make the attempts one after the other, without waiting and without Redis; a refusal is raised at once."""
         while True:
             outcome = self._outcome(request)
+            admission = Admission(outcome.plan.gates, outcome.runtime.eager, outcome.attempts, str(request.id))
             try:
-                return body(self, *args, **kwargs)
+                refused = admission.enter(args, kwargs)
+                if refused is not None and not admission.has_fallback(refused.error):
+                    raise refused.error
+                result = self._body_or_fallback(body, admission, refused, args, kwargs)
+                admission.succeeded()
+                return result
+            except (BreakerOpenError, LimitReachedError):
+                admission.cancel()
+                raise
             except Exception as error:
                 failure = outcome.classify(error)
+                admission.failed(failure)
                 if failure.failure_class is FailureClass.NOT_A_FAILURE:
                     raise
                 match outcome.decide(failure):
@@ -251,6 +262,9 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
                         task_retry.send(sender=self, request=request, reason=reason, einfo=None)
                     case DeadLetter():
                         raise
+            except BaseException:
+                admission.cancel()
+                raise
             request.__dict__[HEADER] = attempts.to_header()
             request.retries += 1
 

@@ -56,6 +56,7 @@ class House:
             None, self.clock, Classifier.default(), default=POLICY, policies={}, max_breakers=10
         )  # fmt: skip
         self.runtime = SimpleNamespace(
+            is_eager=False,
             clock=self.clock,
             limits=self.limits,
             breaker=self.breakers.get,

@@ -582,7 +582,7 @@ class TestApp:
             call()
 
         task.apply().get()
-        assert runtime_of(app).breakers.names() == ["of the task"]
+        assert runtime_of(app).eager.breakers.names() == ["of the task"]
 
     def test_failures_are_classified_by_the_rules_of_the_running_task(self, app: Celery) -> None:
         service = Service(KeyError("replica"), "paid")
@@ -607,7 +607,7 @@ class TestApp:
         for _ in range(TRIPS.consecutive_failures or 0):
             pay.apply()
 
-        assert runtime_of(app).breaker("payments").snapshot().state == "closed"
+        assert runtime_of(app).eager.breaker("payments").snapshot().state == "closed"
 
     def test_a_guard_of_another_app_does_not_ask_the_task(self, app: Celery) -> None:
         other = Celery("other", broker="memory://", set_as_current=False)
