@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from celery_resilience.attempts import read_attempts
 from tests.apps import resilient
 
 POLICY = BreakerPolicy(
-    failure_rate=None, consecutive_failures=3, open_seconds=1, open_cap_seconds=2, successes_to_close=1
+    failure_rate=None, consecutive_failures=3, open_seconds=1, open_cap_seconds=2, successes_to_close=1, ramp_seconds=0
 )
 
 
@@ -66,6 +67,7 @@ def define_tasks(app: Celery, url: str) -> None:
     task(follow, name="resilient.named", breaker="named")
     task(follow, name="resilient.listed", breaker=["listed-a", "listed-b"])
     task(follow, name="resilient.own", breaker=POLICY)
+    task(follow, name="resilient.ramped", breaker=replace(POLICY, ramp_seconds=4))
     task(follow, name="resilient.open_way")
     task(by_argument, name="resilient.called", breaker=first)
     task(by_argument, name="resilient.failing", breaker=first, when_open="fail")

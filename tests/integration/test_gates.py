@@ -262,6 +262,23 @@ class TestWaking:
         assert [stage.attempts(other) for other in others] == [[1]] * 10
 
 
+class TestRamp:
+    def test_what_was_parked_does_not_come_back_all_at_once(self, stage: Stage) -> None:
+        key = stage.key()
+        one = force_open(stage, "resilient.ramped", for_seconds=2)
+        results = [stage.send("ramped", key, DONE) for _ in range(40)]
+        for result in results:
+            wait_parked(stage, result)
+        released_at = one.snapshot().override_until
+
+        assert [result.get(timeout=20) for result in results] == ["done"] * 40
+        moments = [run["at"] - released_at for run in stage.runs(key)]
+        assert min(moments) > -0.3  # by the clock of Redis
+        assert sum(moment < 1.5 for moment in moments) <= 30
+        assert max(moments) > 2
+        assert stage.attempts(key) == [1] * 40
+
+
 class TestRestAfterARetryAfter:
     @pytest.mark.parametrize("task", ["resting", "resting_rate"])
     def test_siblings_wait_too(self, stage: Stage, task: str) -> None:
