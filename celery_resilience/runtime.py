@@ -6,6 +6,7 @@ A forked child starts with none: connections and caches of the parent are never 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import weakref
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from .redis_store import RedisStore
 from .schedule import KEEP_RECORD_SECONDS, Schedule
 from .settings import PREFIX, Settings
 from .transport.announce import announce
-from .transport.depth import queue_length
+from .transport.depth import queue_lengths
 from .transport.target import broker_name, family_of, redis_target
 
 _ATTRIBUTE = "_resilience_runtime"
@@ -126,7 +127,8 @@ class Runtime:
     @cached_property
     def backpressure(self) -> Backpressure:
         """The lengths of queues, for producers that must not send more."""
-        return Backpressure(lambda queue: queue_length(self.app, queue), self.clock)
+        ask = functools.partial(queue_lengths, self.app)
+        return Backpressure(ask, self.clock, self.settings.max_queue_length)
 
     def note_success(self, breaker: str) -> None:
         """Count a success for the retry budget of a breaker; the count goes along with the next retry."""

@@ -25,6 +25,7 @@ class Settings:
     `redis_url` is where shared state lives; without it the broker's Redis serves, else the result backend's.
     `breaker_policy` is for breakers without one in `breakers`, by name; of `max_breakers` the least used are forgotten.
     `broker_name` names the broker in a Redis that is not the broker's own, so that a change of its URL strands nothing.
+    `max_queue_length` is by queue, for all tasks sent there.
     `visibility_timeout_seconds` applies the recommended transport options to a Redis broker.
     """
 
@@ -38,6 +39,7 @@ class Settings:
     breakers: Mapping[str, BreakerPolicy] = field(default_factory=dict)
     max_breakers: int = 1000
     default_breaker: str | None = None
+    max_queue_length: Mapping[str, int] = field(default_factory=dict)
     queue_full_wait_seconds: float = 0.0
     visibility_timeout_seconds: float | None = None
     schedule_poll_seconds: float = 0.25
@@ -53,6 +55,7 @@ class Settings:
         policies_from(PREFIX + "retry_policy", self.retry_policy)
         check_rules(PREFIX + "failure_rules", self.failure_rules)
         self._check_breakers()
+        self._check_queues()
         one_of(PREFIX + "default_breaker", self.default_breaker, ("task",))
         number(PREFIX + "deadline_seconds", self.deadline_seconds, low=0.001, high=366 * 86400)
         number(PREFIX + "visibility_timeout_seconds", self.visibility_timeout_seconds, low=1, high=86400)
@@ -79,6 +82,18 @@ class Settings:
                 raise ConfigurationError(PREFIX + name, policy, "is not a BreakerPolicy", remedy)
         required(PREFIX + "max_breakers", self.max_breakers)
         whole_number(PREFIX + "max_breakers", self.max_breakers, low=1, high=100_000)
+
+    def _check_queues(self) -> None:
+        name, by_queue, remedy = PREFIX + "max_queue_length", self.max_queue_length, 'Write {"emails": 10_000}.'
+        given: Any = by_queue
+        if not isinstance(given, Mapping):
+            raise ConfigurationError(name, given, "is not a mapping from queues to lengths", remedy)
+        for queue, length in given.items():
+            required(f"{name}: queue", queue)
+            text(f"{name}: queue", queue, "emails")
+            if length is None:
+                raise ConfigurationError(f"{name}[{queue!r}]", length, "is not a whole number", remedy)
+            whole_number(f"{name}[{queue!r}]", length, low=1, high=1_000_000_000)
 
     @property
     def policies(self) -> RetryPolicies:

@@ -141,7 +141,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
     ) -> Any:
         """Send the task; `resilience={"max_attempts": 3, "deadline_seconds": 60}` sets options for this call."""
         self._stamp(resilience, options, positional[0] if positional else None)
-        if self.max_queue_length is not None:
+        if not self._is_built_in:
             self._check_room(args, kwargs, options)
         return super().apply_async(args, kwargs, *positional, **options)
 
@@ -345,14 +345,18 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
 
     def _check_room(self, args: Any, kwargs: Any, options: dict[str, Any]) -> None:
         """Refuse to send into a queue that is too long; what a worker sends on, such as the next link, is let pass."""
-        if self.max_queue_length is None or get_current_task() is not None or self.app.conf.task_always_eager:
+        runtime = runtime_of(self.app)
+        by_queue = runtime.settings.max_queue_length
+        if self.max_queue_length is None and not by_queue:
+            return
+        if get_current_task() is not None or self.app.conf.task_always_eager:
             return
         own = self._get_exec_options()  # type: ignore[attr-defined]  # not in the stubs: a queue named on the decorator
         queue = queue_of(self.app, self.name, {**own, **options}, args, kwargs)
-        if queue is not None:
-            runtime = runtime_of(self.app)
-            wait = runtime.settings.queue_full_wait_seconds
-            runtime.backpressure.check(queue, self.max_queue_length, wait)
+        limits = [] if queue is None else [self.max_queue_length, by_queue.get(queue)]
+        given = [limit for limit in limits if limit is not None]
+        if queue is not None and given:
+            runtime.backpressure.check(queue, min(given), runtime.settings.queue_full_wait_seconds)
 
     def _start(self, options: Mapping[str, Any]) -> float:
         """Give the moment from which a deadline counts: the publish, or the ETA that was asked for."""

@@ -463,6 +463,23 @@ class TestBackpressure:
         assert refused > 100
         assert (self.asked(idle) - before) / per_ask <= 3
 
+    def test_all_queues_are_asked_for_together_once_a_second(self, tmp_path: Path, redis_server: EmbeddedRedis) -> None:
+        conf = {"resilience_max_queue_length": {"one": 3, "two": 3}}
+        with open_gated(tmp_path, redis_server, conf=conf) as idle:
+            for queue in ("one", "two"):
+                idle.record.rpush(queue, "x", "x", "x")
+            before, refused = self.asked(idle), {"one": 0, "two": 0}
+            over = SYSTEM_CLOCK.monotonic() + 2.2
+            while SYSTEM_CLOCK.monotonic() < over:
+                for queue in refused:
+                    with pytest.raises(QueueFullError):
+                        idle.send("open_way", "k", queue=queue)
+                    refused[queue] += 1
+                SYSTEM_CLOCK.sleep(0.002)
+
+            assert min(refused.values()) > 100
+            assert (self.asked(idle) - before) / (4 * 2) <= 3
+
     def test_it_can_wait_for_room(self, tmp_path: Path, redis_server: EmbeddedRedis) -> None:
         with open_gated(tmp_path, redis_server, conf={"resilience_queue_full_wait_seconds": 10}) as idle:
             for _ in range(5):
