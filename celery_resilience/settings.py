@@ -25,6 +25,7 @@ class Settings:
     `redis_url` is where shared state lives; without it the broker's Redis serves, else the result backend's.
     `breaker_policy` is for breakers without one in `breakers`, by name; of `max_breakers` the least used are forgotten.
     `broker_name` names the broker in a Redis that is not the broker's own, so that a change of its URL strands nothing.
+    `queue_breakers` names, by queue, the breaker that all its tasks wait for: while it is open it is not consumed.
     `max_queue_length` is by queue, for all tasks sent there.
     `visibility_timeout_seconds` applies the recommended transport options to a Redis broker.
     """
@@ -39,6 +40,7 @@ class Settings:
     breakers: Mapping[str, BreakerPolicy] = field(default_factory=dict)
     max_breakers: int = 1000
     default_breaker: str | None = None
+    queue_breakers: Mapping[str, str] = field(default_factory=dict)
     max_queue_length: Mapping[str, int] = field(default_factory=dict)
     queue_full_wait_seconds: float = 0.0
     visibility_timeout_seconds: float | None = None
@@ -84,16 +86,18 @@ class Settings:
         whole_number(PREFIX + "max_breakers", self.max_breakers, low=1, high=100_000)
 
     def _check_queues(self) -> None:
-        name, by_queue, remedy = PREFIX + "max_queue_length", self.max_queue_length, 'Write {"emails": 10_000}.'
-        given: Any = by_queue
-        if not isinstance(given, Mapping):
-            raise ConfigurationError(name, given, "is not a mapping from queues to lengths", remedy)
-        for queue, length in given.items():
-            required(f"{name}: queue", queue)
-            text(f"{name}: queue", queue, "emails")
-            if length is None:
-                raise ConfigurationError(f"{name}[{queue!r}]", length, "is not a whole number", remedy)
-            whole_number(f"{name}[{queue!r}]", length, low=1, high=1_000_000_000)
+        for name, example in (("max_queue_length", '{"emails": 10_000}'), ("queue_breakers", '{"emails": "smtp"}')):
+            by_queue: Any = getattr(self, name)
+            if not isinstance(by_queue, Mapping):
+                raise ConfigurationError(PREFIX + name, by_queue, "is not a mapping by queue", f"Write {example}.")
+            for queue, value in by_queue.items():
+                required(f"{PREFIX}{name}: queue", queue)
+                text(f"{PREFIX}{name}: queue", queue, "emails")
+                required(f"{PREFIX}{name}[{queue!r}]", value)
+        for queue, length in self.max_queue_length.items():
+            whole_number(f"{PREFIX}max_queue_length[{queue!r}]", length, low=1, high=1_000_000_000)
+        for queue, breaker in self.queue_breakers.items():
+            text(f"{PREFIX}queue_breakers[{queue!r}]", breaker, "smtp")
 
     @property
     def policies(self) -> RetryPolicies:

@@ -109,7 +109,7 @@ def show(ctx: click.Context, breakers: Breakers, name: str, as_json: bool) -> No
         return
     for field, value in found.as_dict().items():
         if field != "policy":
-            is_time = field in ("since", "open_until", "override_until", "used_at")
+            is_time = field in ("since", "open_until", "override_until", "used_at", "seen_at")
             ctx.obj.echo(f"{field:<22}{moment(value) if is_time else value}")
     for field, value in found.policy.items():
         ctx.obj.echo(f"policy.{field:<22}{value}")

@@ -232,6 +232,12 @@ class TestInAnApp:
         with pytest.raises(ConfigurationError, match="resilience_max_queue_length"):
             Runtime(app)
 
+    @pytest.mark.parametrize("breakers", ["smtp", {"mail": None}, {"mail": 3}, {"": "smtp"}, {"mail": ""}])
+    def test_wrong_breakers_of_queues_are_refused(self, app: Celery, breakers: Any) -> None:
+        app.conf.resilience_queue_breakers = breakers
+        with pytest.raises(ConfigurationError, match="resilience_queue_breakers"):
+            Runtime(app)
+
     def test_without_the_option_nobody_is_asked(self, app: Celery, clock: FakeClock) -> None:
         broker = self.asked(app, clock, 1_000_000)
         self.define(app).delay(1)
