@@ -25,7 +25,7 @@ from .gates import Gates
 from .libraries import look
 from .limits import BUDGET_COST
 from .policy import RetryPolicies
-from .runtime import Runtime, runtime_of
+from .runtime import Runtime, runtime_here
 from .task import ResilientTask
 
 LEAST_PAUSE_SECONDS = 0.05  # a refusal that is about to end may say 0: do not spin
@@ -200,9 +200,7 @@ def _running(app: Celery | None) -> tuple[ResilientTask | None, Runtime]:
     if app is None:
         app = get_current_app() if task is None else task.app
     is_its_own = isinstance(task, ResilientTask) and task.app is app
-    runtime = runtime_of(app)
-    is_eager = task is not None and task.request.is_eager
-    return (task if is_its_own else None), (runtime.eager if is_eager else runtime)
+    return (task if is_its_own else None), runtime_here(app)
 
 
 def _give_up(error: BaseException) -> None:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from celery import Celery
+from celery._state import _task_stack  # type: ignore[attr-defined]  # not in the stubs
 
 from .backpressure import Backpressure
 from .breaker import Breakers, CircuitBreaker, Transition
@@ -170,6 +171,12 @@ def runtime_of(app: Celery) -> Runtime:
         runtime = Runtime(app)
         use_runtime(app, runtime)
     return runtime
+
+
+def runtime_here(app: Celery) -> Runtime:
+    """Give the runtime for what is called here: within an eager call, at any depth, the one that asks nobody."""
+    runtime = runtime_of(app)
+    return runtime.eager if any(task.request.is_eager for task in _task_stack.stack) else runtime
 
 
 def use_runtime(app: Celery, runtime: Runtime | None) -> None:

@@ -31,7 +31,7 @@ from .failure import FailureClass
 from .gates import BreakerOption, RateOption, WhenOpen
 from .outcome import REFUSED, Outcome, Plan, celery_retry, heals
 from .policy import PolicyOption, policies_from
-from .runtime import Runtime, runtime_of
+from .runtime import Runtime, runtime_here, runtime_of
 from .settings import check_call_options
 from .task_options import check_options, gates_of, option
 from .transport.depth import queue_of
@@ -194,8 +194,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
 
     def guard(self, name: str) -> CircuitBreaker:
         """Give the breaker of a name, for `with self.guard("payments"):` in a body; a refusal there parks the task."""
-        runtime = runtime_of(self.app)
-        return (runtime.eager if self.request.is_eager else runtime).breaker(name)
+        return runtime_here(self.app).breaker(name)
 
     def _attempt_gated(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
         """Run the body as one attempt, if its gates admit it; a refusal parks it, fails it or runs its fallback."""

@@ -387,6 +387,20 @@ class TestGates:
             define(app, lambda task: call()).delay()
         assert len(calls) == 3
 
+    def test_a_task_called_directly_within_an_eager_one_is_part_of_it(self, app: Celery) -> None:
+        self.force_open(app, "mail")
+
+        def guarding(task: Any) -> None:
+            with task.guard("mail"):
+                pass
+
+        inner = define(app, guarding)
+        by_guarded = define(app, lambda task: guarded(breaker="mail")(lambda: None)())
+
+        for task in (inner, by_guarded):
+            with pytest.raises(BreakerOpenError):
+                define(app, lambda outer, task=task: task()).delay()
+
     def test_nothing_is_asked_of_redis(self, app: Celery, redis_server: EmbeddedRedis) -> None:
         app.conf.update(broker_url=redis_server.url, resilience_redis_url=redis_server.url)
         use_runtime(app, None)
