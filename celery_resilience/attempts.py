@@ -35,6 +35,7 @@ class Attempts:
     parks: int = 0
     reserved: tuple[str, ...] = ()
     waits_for: tuple[str, ...] = ()
+    owed: tuple[str, ...] = ()
     task_id: str | None = None
     lineage: str | None = None
     queue: str | None = None
@@ -69,15 +70,19 @@ class Attempts:
             "delay": round(delay, 3),
             "worker": worker,
         }
-        return replace(self, attempt=self.attempt + 1, reserved=(), trail=(*self.trail, entry)[-MAX_TRAIL:])
+        trail = (*self.trail, entry)[-MAX_TRAIL:]
+        return replace(self, attempt=self.attempt + 1, reserved=(), owed=(), trail=trail)
 
     def after_asking(self) -> Attempts:
         """Give the state of the next attempt after the body's own `self.retry()`."""
-        return replace(self, attempt=self.attempt + 1, asked=self.asked + 1, reserved=())
+        return replace(self, attempt=self.attempt + 1, asked=self.asked + 1, reserved=(), owed=())
 
-    def after_park(self, waits_for: str, reserved: tuple[str, ...] = ()) -> Attempts:
-        """Give the state of the same attempt after a park; `reserved` names the limits that it need not ask again."""
-        return replace(self, parks=self.parks + 1, reserved=reserved, waits_for=(waits_for,))
+    def after_park(self, waits_for: str, reserved: tuple[str, ...] = (), owed: tuple[str, ...] = ()) -> Attempts:
+        """Give the state of the same attempt after a park.
+
+        `reserved` names the limits that it need not ask again, `owed` the retry budgets that it has not paid yet.
+        """
+        return replace(self, parks=self.parks + 1, reserved=reserved, owed=owed, waits_for=(waits_for,))
 
     def to_header(self) -> str:
         """Give the header's text, at most 8 kB: the oldest of the trail go first."""
@@ -110,7 +115,10 @@ def attempts_for(header: object, task_id: object) -> Attempts:
 
 
 def slot(name: str, at: float) -> str:
-    """Write down that a rate keeps a slot for this message, at a time in seconds since the epoch."""
+    """Write down that a rate keeps a slot for this message, at a time in seconds since the epoch.
+
+    In the same way, that the message owes so much to the retry budget of a breaker.
+    """
     return f"{name}@{at:.3f}"
 
 
@@ -130,6 +138,7 @@ def _dump(state: Attempts, trail: tuple[Mapping[str, Any], ...]) -> str:
         "parks": state.parks,
         "reserved": list(state.reserved),
         "waits_for": list(state.waits_for),
+        "owed": list(state.owed),
         "task_id": state.task_id,
         "lineage": state.lineage,
         "queue": state.queue,
@@ -147,6 +156,7 @@ def _load(known: Mapping[str, Any]) -> Attempts:
         parks=max(0, int(known.get("parks", 0))),
         reserved=tuple(filter(None, map(_name, known.get("reserved", ())))),
         waits_for=tuple(filter(None, map(_name, known.get("waits_for", ())))),
+        owed=tuple(filter(None, map(_name, known.get("owed", ())))),
         task_id=_name(known.get("task_id")),
         lineage=_name(known.get("lineage")),
         queue=_name(known.get("queue")),

@@ -46,7 +46,7 @@ class BreakerPolicy:
     half_open_permits: int = 1
     successes_to_close: int = 2
     probe_lease_seconds: float = 30.0
-    ramp_seconds: float = 0.0
+    ramp_seconds: float = 10.0
     failure_classes: frozenset[FailureClass] = COUNTED_CLASSES
 
     def __post_init__(self) -> None:

@@ -32,8 +32,18 @@ class Gates:
 
     @property
     def is_open_way(self) -> bool:
-        """Say whether there is no gate at all."""
-        return self.breaker is None and self.rate is None and self.places is None
+        """Say whether there is no gate at all, nor anything to do instead of the body."""
+        return self.breaker is None and self.rate is None and self.places is None and self.fallback is None
+
+    @property
+    def fallback(self) -> Callable[..., Any] | None:
+        """Give the function whose result takes the place of the body's when a breaker refuses, if there is one."""
+        return self.when_open if callable(self.when_open) else None
+
+    @property
+    def declared(self) -> list[str]:
+        """Name the breakers that are known without the arguments of a call."""
+        return [] if _is_asked(self.breaker) else [name for name, _ in self.breakers((), {})]
 
     def breakers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, BreakerPolicy | None]]:
         """Name the breakers of one call; a callable is asked with the task's arguments."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from .errors import StoreUnavailableError
 from .events import Event, tell
+from .failure import FailureClass
 from .rate import Rate
 from .redis_store import RedisStore
 
@@ -20,6 +21,11 @@ logger = logging.getLogger(__name__)
 GROUP = "limits"
 LEASE_SECONDS = 30.0
 LONGEST_RESERVATION_SECONDS = 7 * 86400.0
+BUDGET_SHARE = 0.2  # of the successes of a breaker may be retries,
+BUDGET_PER_SECOND = 10.0  # and so many in any case;
+BUDGET_SAVED_SECONDS = 10.0  # of which as much is saved up,
+BUDGET_LINE_SECONDS = 60.0  # and as much is given in advance
+BUDGET_COST = {FailureClass.RATE_LIMITED: 2.0}  # what a retry of a class takes from the budget; 1 where not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +75,23 @@ class Limits:
         kept: int = self._store.run("bulkhead_renew", [self._key("bulkhead", name)], args)
         return kept
 
-    def spend(self, name: str, cost: float, successes: int, *, share: float, per_second: float) -> Answer:
-        """Spend from a retry budget; not admitted: this retry is part of a storm and has its turn after `wait`."""
-        most = max(10.0, per_second * 10)
-        return self._ask("budget_spend", self._key("budget", name), [cost, successes, share, per_second, most], 1e3)
+    def spend(
+        self,
+        name: str,
+        cost: float,
+        successes: int,
+        *,
+        share: float = BUDGET_SHARE,
+        per_second: float = BUDGET_PER_SECOND,
+        longest_wait: float = BUDGET_LINE_SECONDS,
+    ) -> Answer:
+        """Spend from a retry budget; in a storm the turn comes after `wait`, and later than `longest_wait` never.
+
+        Not admitted means that the line is full and nothing was spent: ask again.
+        """
+        most = max(10.0, per_second * BUDGET_SAVED_SECONDS)
+        args = [cost, successes, share, per_second, most, int(longest_wait * 1000)]
+        return self._ask("budget_spend", self._key("budget", name), args, 1e3)
 
     def _ask(self, script: str, key: str, args: Sequence[Any], per_second: float) -> Answer:
         try:

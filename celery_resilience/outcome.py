@@ -29,6 +29,7 @@ from .errors import (
 from .events import Event, tell
 from .failure import Classifier, Failure, FailureClass, FailureContext
 from .gates import Gates
+from .limits import BUDGET_COST
 from .policy import RETRYABLE, RetryPolicies, RetryPolicy, policies_from
 from .runtime import Runtime
 from .schedule import Schedule
@@ -41,7 +42,6 @@ logger = logging.getLogger(__name__)
 
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
-BUDGET_COST = {FailureClass.RATE_LIMITED: 2.0}  # what a retry of a class takes from the budget; 1 where not told
 LONGEST_PARK_SECONDS = 60.0  # then it asks again: a refusal may have come from knowledge that was out of date
 REFUSED = "_resilience_refused"  # set on a request whose body was told that Celery's own limit is reached
 
@@ -103,6 +103,8 @@ class Outcome:
         if isinstance(error, (BreakerOpenError, LimitReachedError)):
             if admission is not None:
                 admission.cancel()
+            if self._is_to_fail(error):
+                return None
             return self.park(error.name, error.retry_after, error)  # nobody was called: no attempt was made
         failure = self.classify(error)
         if admission is not None:
@@ -111,15 +113,20 @@ class Outcome:
             return None
         match self.decide(failure):
             case Retry(delay):
-                delay = delay if admission is None else self._budgeted(delay, failure, admission)
-                self.store(self.after(failure, delay), delay, error)
+                delay, owed = (delay, ()) if admission is None else self._budgeted(delay, failure, admission)
+                self.store(replace(self.after(failure, delay), owed=owed), delay, error)
                 return celery_retry(error, delay)
             case DeadLetter(reason):
                 self._log(failure, str(reason))
                 return None
 
     def park(
-        self, waits_for: str, delay: float, error: ResilienceError, reserved: tuple[str, ...] = ()
+        self,
+        waits_for: str,
+        delay: float,
+        error: ResilienceError,
+        reserved: tuple[str, ...] = (),
+        owed: tuple[str, ...] = (),
     ) -> BaseException | None:
         """Set the message aside without an attempt; gives what to raise, None if the refusal itself is the outcome."""
         clock, now = self.runtime.clock, self.runtime.clock.time()
@@ -128,14 +135,14 @@ class Outcome:
         if not is_exact:
             delay = min(delay, LONGEST_PARK_SECONDS)
             delay += clock.uniform(0.0, max(0.5, delay / 4))
-        attempts = self.started(now).after_park(waits_for, reserved)
+        attempts = self.started(now).after_park(waits_for, reserved, owed)
         schedule = self.runtime.schedule
         is_too_late = attempts.deadline_at is not None and now + delay > attempts.deadline_at
         envelope = original(self.request.properties, self.request.delivery_info)
         if is_too_late or schedule is None or envelope is None:
             reason = DeadReason.DEADLINE if is_too_late else DeadReason.REFUSED_BY_GATE
             tell(logger, logging.ERROR, Event.TASK_ENDED, **self._fields(), reason=reason, error=error)
-            return None
+            return past_deadline(error) if is_too_late else None
         self._keep_or_give_back(lambda: self._store_park(schedule, envelope, attempts, delay, waits_for), error)
         tell(logger, logging.INFO, Event.TASK_PARKED, **self._fields(), waits_for=waits_for, delay=round(delay, 3))
         return Ignore(str(error))
@@ -153,19 +160,28 @@ class Outcome:
 
     def refuse(self, refused: Refused) -> BaseException:
         """Give what to raise when a gate refuses: the refusal itself, or what sets the message aside."""
-        if isinstance(refused.error, BreakerOpenError) and self.plan.gates.when_open == "fail":
+        if self._is_to_fail(refused.error):
             return refused.error
-        return self.park(refused.by, refused.delay, refused.error, refused.reserved) or refused.error
+        parked = self.park(refused.by, refused.delay, refused.error, refused.reserved, refused.owed)
+        return parked or refused.error
 
-    def _budgeted(self, delay: float, failure: Failure, admission: Admission) -> float:
+    def _is_to_fail(self, error: Exception) -> bool:
+        """Say whether the task shall end with this refusal, wherever it met it: no attempt follows."""
+        if self.plan.gates.when_open != "fail" or not isinstance(error, BreakerOpenError):
+            return False
+        tell(logger, logging.ERROR, Event.TASK_ENDED, **self._fields(), reason=DeadReason.REFUSED_BY_GATE, error=error)
+        return True
+
+    def _budgeted(self, delay: float, failure: Failure, admission: Admission) -> tuple[float, tuple[str, ...]]:
         """Hold a retry back when retries are more than their share of successes: a storm becomes a queue.
 
-        Never past the deadline: there the attempt is made without waiting longer.
+        Gives the delay, and what it still owes to budgets. Never past the deadline: there the attempt is made without
+        waiting longer.
         """
-        held = max([delay, *admission.spend(BUDGET_COST.get(failure.failure_class, 1.0))])
-        now = self.runtime.clock.time()
+        turn, owed = admission.spend(BUDGET_COST.get(failure.failure_class, 1.0))
+        held, now = max(delay, turn), self.runtime.clock.time()
         deadline_at = self.started(now).deadline_at
-        return delay if deadline_at is not None and now + held > deadline_at else held
+        return (delay, ()) if deadline_at is not None and now + held > deadline_at else (held, owed)
 
     def store(
         self, attempts: Attempts, delay: float, error: BaseException | None, arguments: Arguments | None = None
@@ -292,6 +308,13 @@ def celery_retry(error: BaseException | None, delay: float, *, is_eager: bool = 
     """Give what has Celery store RETRY, call `on_retry`, and ack."""
     make: Callable[..., CeleryRetry] = CeleryRetry
     return make(exc=error, when=round(delay, 3), is_eager=is_eager)
+
+
+def past_deadline(refusal: Exception) -> DeadlineExceededError:
+    """Give the end of a task that may not run before its deadline, with the refusal in its words and as its cause."""
+    ended = DeadlineExceededError(f"The deadline comes before the task may be tried again. {refusal}")
+    ended.__cause__ = refusal
+    return ended
 
 
 def lineage_of(request: Any) -> str:

@@ -6,6 +6,7 @@ A forked child starts with none: connections and caches of the parent are never 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import weakref
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from celery import Celery
+from celery._state import _task_stack  # type: ignore[attr-defined]  # not in the stubs
 
 from .backpressure import Backpressure
 from .breaker import Breakers, CircuitBreaker, Transition
@@ -27,7 +29,7 @@ from .redis_store import RedisStore
 from .schedule import KEEP_RECORD_SECONDS, Schedule
 from .settings import PREFIX, Settings
 from .transport.announce import announce
-from .transport.depth import queue_length
+from .transport.depth import queue_lengths
 from .transport.target import broker_name, family_of, redis_target
 
 _ATTRIBUTE = "_resilience_runtime"
@@ -37,13 +39,19 @@ _apps: weakref.WeakSet[Celery] = weakref.WeakSet()
 class Runtime:
     """The services of one app in this process; get it by `runtime_of(app)`."""
 
-    def __init__(self, app: Celery, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, app: Celery, clock: Clock = SYSTEM_CLOCK, *, is_eager: bool = False) -> None:
         self._app = weakref.ref(app)
         self.clock = clock
+        self.is_eager = is_eager
         self.settings = Settings.from_mapping(given_settings(app))
         self.family = family_of(app)
         self._successes: dict[str, int] = {}
         self._pauses = 0
+
+    @cached_property
+    def eager(self) -> Runtime:
+        """The runtime of eager calls: it has no store and tells nobody, and its breakers are this process's own."""
+        return self if self.is_eager else Runtime(self.app, self.clock, is_eager=True)
 
     @cached_property
     def policies(self) -> RetryPolicies:
@@ -58,8 +66,8 @@ class Runtime:
 
     @cached_property
     def store(self) -> RedisStore | None:
-        """The Redis store, None if no Redis is configured anywhere."""
-        target = redis_target(self.app, self.settings)
+        """The Redis store, None if no Redis is configured anywhere, or for eager calls."""
+        target = None if self.is_eager else redis_target(self.app, self.settings)
         if target is None:
             return None
         return RedisStore(
@@ -104,7 +112,7 @@ class Runtime:
             default=self.settings.breaker_policy,
             policies=self.settings.breakers,
             max_breakers=self.settings.max_breakers,
-            on_transition=self._on_transition,
+            on_transition=None if self.is_eager else self._on_transition,
         )
 
     @cached_property
@@ -120,7 +128,8 @@ class Runtime:
     @cached_property
     def backpressure(self) -> Backpressure:
         """The lengths of queues, for producers that must not send more."""
-        return Backpressure(lambda queue: queue_length(self.app, queue), self.clock)
+        ask = functools.partial(queue_lengths, self.app)
+        return Backpressure(ask, self.clock, self.settings.max_queue_length)
 
     def note_success(self, breaker: str) -> None:
         """Count a success for the retry budget of a breaker; the count goes along with the next retry."""
@@ -162,6 +171,12 @@ def runtime_of(app: Celery) -> Runtime:
         runtime = Runtime(app)
         use_runtime(app, runtime)
     return runtime
+
+
+def runtime_here(app: Celery) -> Runtime:
+    """Give the runtime for what is called here: within an eager call, at any depth, the one that asks nobody."""
+    runtime = runtime_of(app)
+    return runtime.eager if any(task.request.is_eager for task in _task_stack.stack) else runtime
 
 
 def use_runtime(app: Celery, runtime: Runtime | None) -> None:

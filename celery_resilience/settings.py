@@ -25,6 +25,8 @@ class Settings:
     `redis_url` is where shared state lives; without it the broker's Redis serves, else the result backend's.
     `breaker_policy` is for breakers without one in `breakers`, by name; of `max_breakers` the least used are forgotten.
     `broker_name` names the broker in a Redis that is not the broker's own, so that a change of its URL strands nothing.
+    `queue_breakers` names, by queue, the breaker that all its tasks wait for: while it is open it is not consumed.
+    `max_queue_length` is by queue, for all tasks sent there.
     `visibility_timeout_seconds` applies the recommended transport options to a Redis broker.
     """
 
@@ -38,6 +40,8 @@ class Settings:
     breakers: Mapping[str, BreakerPolicy] = field(default_factory=dict)
     max_breakers: int = 1000
     default_breaker: str | None = None
+    queue_breakers: Mapping[str, str] = field(default_factory=dict)
+    max_queue_length: Mapping[str, int] = field(default_factory=dict)
     queue_full_wait_seconds: float = 0.0
     visibility_timeout_seconds: float | None = None
     schedule_poll_seconds: float = 0.25
@@ -53,6 +57,7 @@ class Settings:
         policies_from(PREFIX + "retry_policy", self.retry_policy)
         check_rules(PREFIX + "failure_rules", self.failure_rules)
         self._check_breakers()
+        self._check_queues()
         one_of(PREFIX + "default_breaker", self.default_breaker, ("task",))
         number(PREFIX + "deadline_seconds", self.deadline_seconds, low=0.001, high=366 * 86400)
         number(PREFIX + "visibility_timeout_seconds", self.visibility_timeout_seconds, low=1, high=86400)
@@ -79,6 +84,20 @@ class Settings:
                 raise ConfigurationError(PREFIX + name, policy, "is not a BreakerPolicy", remedy)
         required(PREFIX + "max_breakers", self.max_breakers)
         whole_number(PREFIX + "max_breakers", self.max_breakers, low=1, high=100_000)
+
+    def _check_queues(self) -> None:
+        for name, example in (("max_queue_length", '{"emails": 10_000}'), ("queue_breakers", '{"emails": "smtp"}')):
+            by_queue: Any = getattr(self, name)
+            if not isinstance(by_queue, Mapping):
+                raise ConfigurationError(PREFIX + name, by_queue, "is not a mapping by queue", f"Write {example}.")
+            for queue, value in by_queue.items():
+                required(f"{PREFIX}{name}: queue", queue)
+                text(f"{PREFIX}{name}: queue", queue, "emails")
+                required(f"{PREFIX}{name}[{queue!r}]", value)
+        for queue, length in self.max_queue_length.items():
+            whole_number(f"{PREFIX}max_queue_length[{queue!r}]", length, low=1, high=1_000_000_000)
+        for queue, breaker in self.queue_breakers.items():
+            text(f"{PREFIX}queue_breakers[{queue!r}]", breaker, "smtp")
 
     @property
     def policies(self) -> RetryPolicies:

@@ -22,16 +22,16 @@ from celery.utils.time import maybe_make_aware
 from kombu.utils.uuid import uuid
 
 from . import worker
-from .admission import Admission
+from .admission import Admission, Refused
 from .attempts import HEADER, Attempts, read_attempts
 from .breaker import CircuitBreaker
 from .decision import DeadLetter, Retry
-from .errors import BreakerOpenError
+from .errors import BreakerOpenError, LimitReachedError
 from .failure import FailureClass
 from .gates import BreakerOption, RateOption, WhenOpen
 from .outcome import REFUSED, Outcome, Plan, celery_retry, heals
 from .policy import PolicyOption, policies_from
-from .runtime import Runtime, runtime_of
+from .runtime import Runtime, runtime_here, runtime_of
 from .settings import check_call_options
 from .task_options import check_options, gates_of, option
 from .transport.depth import queue_of
@@ -141,7 +141,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
     ) -> Any:
         """Send the task; `resilience={"max_attempts": 3, "deadline_seconds": 60}` sets options for this call."""
         self._stamp(resilience, options, positional[0] if positional else None)
-        if self.max_queue_length is not None:
+        if not self._is_built_in:
             self._check_room(args, kwargs, options)
         return super().apply_async(args, kwargs, *positional, **options)
 
@@ -194,7 +194,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
 
     def guard(self, name: str) -> CircuitBreaker:
         """Give the breaker of a name, for `with self.guard("payments"):` in a body; a refusal there parks the task."""
-        return runtime_of(self.app).breaker(name)
+        return runtime_here(self.app).breaker(name)
 
     def _attempt_gated(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
         """Run the body as one attempt, if its gates admit it; a refusal parks it, fails it or runs its fallback."""
@@ -204,10 +204,9 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         refused = None
         try:
             refused = admission.enter(args, kwargs)
-            if refused is None:
-                result = body(self, *args, **kwargs)
-            elif isinstance(refused.error, BreakerOpenError) and callable(outcome.plan.gates.when_open):
-                return outcome.plan.gates.when_open(*args, **kwargs)
+            if refused is None or admission.has_fallback(refused.error):
+                result = self._body_or_fallback(body, admission, refused, args, kwargs)
+                refused = None
         except Exception as error:
             instead = outcome.settle(error, admission)
             if instead is None:
@@ -221,14 +220,37 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         admission.succeeded()
         return result
 
-    def _attempt_eagerly(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
-        """Make the attempts one after the other, without waiting."""
-        while True:
-            outcome = self._outcome(request)
+    def _body_or_fallback(
+        self, body: Body, admission: Admission, refused: Refused | None, args: Any, kwargs: Any
+    ) -> Any:
+        """Run the body; if a breaker refused it, or refuses within it, the fallback where there is one."""
+        if refused is None:
             try:
                 return body(self, *args, **kwargs)
+            except BreakerOpenError as error:
+                if not admission.has_fallback(error):
+                    raise
+                admission.cancel()
+        return admission.fall_back(args, kwargs)
+
+    def _attempt_eagerly(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
+        """Make the attempts one after the other, without waiting and without Redis; a refusal is raised at once."""
+        while True:
+            outcome = self._outcome(request)
+            admission = Admission(outcome.plan.gates, outcome.runtime.eager, outcome.attempts, str(request.id))
+            try:
+                refused = admission.enter(args, kwargs)
+                if refused is not None and not admission.has_fallback(refused.error):
+                    raise refused.error
+                result = self._body_or_fallback(body, admission, refused, args, kwargs)
+                admission.succeeded()
+                return result
+            except (BreakerOpenError, LimitReachedError):
+                admission.cancel()
+                raise
             except Exception as error:
                 failure = outcome.classify(error)
+                admission.failed(failure)
                 if failure.failure_class is FailureClass.NOT_A_FAILURE:
                     raise
                 match outcome.decide(failure):
@@ -239,6 +261,9 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
                         task_retry.send(sender=self, request=request, reason=reason, einfo=None)
                     case DeadLetter():
                         raise
+            except BaseException:
+                admission.cancel()
+                raise
             request.__dict__[HEADER] = attempts.to_header()
             request.retries += 1
 
@@ -319,14 +344,18 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
 
     def _check_room(self, args: Any, kwargs: Any, options: dict[str, Any]) -> None:
         """Refuse to send into a queue that is too long; what a worker sends on, such as the next link, is let pass."""
-        if self.max_queue_length is None or get_current_task() is not None or self.app.conf.task_always_eager:
+        runtime = runtime_of(self.app)
+        by_queue = runtime.settings.max_queue_length
+        if self.max_queue_length is None and not by_queue:
+            return
+        if get_current_task() is not None or self.app.conf.task_always_eager:
             return
         own = self._get_exec_options()  # type: ignore[attr-defined]  # not in the stubs: a queue named on the decorator
         queue = queue_of(self.app, self.name, {**own, **options}, args, kwargs)
-        if queue is not None:
-            runtime = runtime_of(self.app)
-            wait = runtime.settings.queue_full_wait_seconds
-            runtime.backpressure.check(queue, self.max_queue_length, wait)
+        limits = [] if queue is None else [self.max_queue_length, by_queue.get(queue)]
+        given = [limit for limit in limits if limit is not None]
+        if queue is not None and given:
+            runtime.backpressure.check(queue, min(given), runtime.settings.queue_full_wait_seconds)
 
     def _start(self, options: Mapping[str, Any]) -> float:
         """Give the moment from which a deadline counts: the publish, or the ETA that was asked for."""

@@ -23,7 +23,7 @@ from .link import Link
 from .permit import Permit, Refusal, is_slow_call
 from .shared import MAX_BREAKERS, SharedMachine
 from .values import Machine, Mode, Snapshot, Transition
-from .view import Era, View
+from .view import CALM_SECONDS, Era, View
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -68,6 +68,7 @@ class CircuitBreaker:
         self._link = Link(name, self.policy, shared, clock, cooldown)
         self._link.on_transition = on_transition
         self._monotonic = clock.monotonic
+        self._ramped_at = -CALM_SECONDS  # when a ramp last let a call of this process pass
         self._times_calls = self.policy.slow_call_seconds is not None
 
     def admit(self) -> Permit | Refusal:
@@ -228,7 +229,8 @@ class CircuitBreaker:
             reason = view.reply.refusal_reason if view.reply else ""
             return Refusal(self.name, max(0.0, view.retry_at - now), reason, view.state)
         ramp = self.policy.ramp_seconds
-        if self.clock.uniform(0, 1) < view.share(now, ramp):
+        if now - self._ramped_at >= CALM_SECONDS or self.clock.uniform(0, 1) < view.share(now, ramp):
+            self._ramped_at = now
             return self._permit_of(view.era, now)
         left = max(0.1, view.ramp_at + ramp - now)
         return Refusal(self.name, self.clock.uniform(0.1, left), "load is ramping up", view.state)

@@ -128,6 +128,7 @@ class LocalMachine:
                 override_why=self._why if has_mode else "",
                 override_until=self._mode_until / 1000 if has_mode else 0.0,
                 used_at=self._used / 1000,
+                seen_at=now / 1000,
                 policy=json.loads(json.dumps(self.policy.as_dict())),
             )
 

@@ -184,5 +184,6 @@ def _snapshot(name: str, said: dict[str, Any]) -> Snapshot:
         override_why=said["why"],
         override_until=said["mode_until"] / 1000,
         used_at=said["used"] / 1000,
+        seen_at=said["now"] / 1000,
         policy=json.loads(said["policy"]) if said["policy"] else {},
     )

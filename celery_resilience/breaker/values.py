@@ -5,6 +5,7 @@ Times are milliseconds since the epoch by the clock of whoever answers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -112,7 +113,16 @@ class Snapshot:
     override_why: str = ""
     override_until: float = 0.0
     used_at: float = 0.0
+    seen_at: float = 0.0
+    """The moment of looking, by the clock of the state: differences to it are right whatever the clock here says."""
     policy: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def refuses_for_seconds(self) -> float:
+        """Give how long every call is refused from the moment of looking; 0 if not every one, infinite without end."""
+        if self.state == "forced open":
+            return self.override_until - self.seen_at if self.override_until else math.inf
+        return max(0.0, self.open_until - self.seen_at) if self.state == "open" else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Give plain values for JSON."""

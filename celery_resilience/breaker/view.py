@@ -18,6 +18,8 @@ DENIAL_SECONDS = 0.1
 """How long a process that was denied a probe keeps from asking again."""
 LEAST_SHARE = 0.1
 """What a ramp starts with."""
+CALM_SECONDS = 1.0
+"""Who has called so long ago calls so rarely that no ramp refuses him."""
 _NEVER = -1.0
 
 

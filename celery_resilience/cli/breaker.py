@@ -5,6 +5,7 @@ Services are imported inside the commands, because every celery command loads th
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import logging
@@ -108,7 +109,7 @@ def show(ctx: click.Context, breakers: Breakers, name: str, as_json: bool) -> No
         return
     for field, value in found.as_dict().items():
         if field != "policy":
-            is_time = field in ("since", "open_until", "override_until", "used_at")
+            is_time = field in ("since", "open_until", "override_until", "used_at", "seen_at")
             ctx.obj.echo(f"{field:<22}{moment(value) if is_time else value}")
     for field, value in found.policy.items():
         ctx.obj.echo(f"policy.{field:<22}{value}")
@@ -182,7 +183,7 @@ def _override(
     as_json: bool,
     **lasting: Any,
 ) -> None:
-    before = _known(breakers, names)
+    before = _known(breakers, names) if method == "reset" else _known_or_new(ctx, breakers, names)
     if not dry_run:
         if not yes and not click.confirm(f"{words.capitalize()} {', '.join(names)} for the whole fleet?", err=True):
             ctx.exit(1)
@@ -194,6 +195,30 @@ def _override(
         return
     for one in after:
         ctx.obj.echo(f"{one.name}: would {words}, is {one.state}" if dry_run else f"{one.name}: {one.state}")
+
+
+def _known_or_new(ctx: click.Context, breakers: Breakers, names: Sequence[str]) -> list[Snapshot]:
+    """Look at breakers by name; one that nobody has used yet is closed. Remarks a name that nothing declares."""
+    found = {name: breakers.find(name) for name in names}
+    new = [name for name, one in found.items() if one is None]
+    if new:
+        declared = {*breakers.policies, *_declared(ctx.obj.app)}
+        for name in new:
+            if name not in declared:
+                close = difflib.get_close_matches(name, [*declared, *breakers.names()], n=1)
+                hint = f" Did you mean {close[0]!r}?" if close else ""
+                words = f"Note: nobody has used a breaker named {name!r} yet, and the app declares none.{hint}"
+                click.echo(words, err=True)
+    return [one or breakers.get(name).snapshot() for name, one in found.items()]
+
+
+def _declared(app: Any) -> set[str]:
+    """Name the breakers that tasks name in their options; what a function would name cannot be known."""
+    from ..task import ResilientTask
+
+    app.loader.import_default_modules()
+    tasks = [one for one in app.tasks.values() if isinstance(one, ResilientTask) and not one._is_built_in]
+    return {name for task in tasks for name in task._plan_of(app).gates.declared}
 
 
 def _known(breakers: Breakers, names: Sequence[str]) -> list[Snapshot]:

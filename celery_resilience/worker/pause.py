@@ -1,13 +1,14 @@
 """Applies pauses in this worker: a paused queue is not consumed, messages of a paused task are parked.
 
 Queues are switched in the thread of the worker's event loop, which owns the consumer. While Redis is away the last
-known pauses go on; those with an end still end.
+known pauses go on; those with an end still end. A queue that waits for one breaker is paused while that refuses all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -43,6 +44,7 @@ class PauseStep(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
         self._duty: Duty | None = None
         self._stopped: set[str] = set()  # the queues that this worker would consume if they were not paused
+        self._held: dict[str, Pause] = {}  # queues that wait for a breaker
         self._tasks: set[str] = set()
         self._to_wake: dict[str, int] = {}
 
@@ -54,6 +56,7 @@ class PauseStep(bootsteps.StartStopStep):
             return
         with contextlib.suppress(StoreUnavailableError):
             pauses.refresh()
+        self._held = held_by_breakers(runtime)
         self._duty = Duty("pause", partial(self._look, consumer, pauses, runtime))
         self.switch(consumer, pauses)
         self._duty.start()
@@ -68,7 +71,7 @@ class PauseStep(bootsteps.StartStopStep):
         """Stop consuming what is paused, and begin again with what no longer is; for the event loop's thread."""
         if self._duty is None or consumer.task_consumer is None:
             return  # asked for before the connection was lost or the worker stopped
-        paused = pauses.all_known("queue")
+        paused = self._paused(pauses)
         for queue in self._to_stop(consumer, paused):
             self._stopped.add(queue)
             consumer.cancel_task_queue(queue)
@@ -82,11 +85,17 @@ class PauseStep(bootsteps.StartStopStep):
         try:
             pauses.refresh()
         finally:
-            paused = pauses.all_known("queue")
+            self._held = held_by_breakers(runtime)
+            paused = self._paused(pauses)
             if self._to_stop(consumer, paused) or self._stopped - paused.keys():
                 consumer.call_soon(self.switch, consumer, pauses)
         self._wake_ended(pauses)
-        return POLL_SECONDS * runtime.clock.uniform(0.8, 1.0)
+        # The first to come after an open time is the probe: it should not wait for the next round.
+        ends = [one.left_seconds for one in self._held.values() if one.left_seconds is not None]
+        return min([POLL_SECONDS * runtime.clock.uniform(0.8, 1.0), *(seconds + 0.05 for seconds in ends)])
+
+    def _paused(self, pauses: Pauses) -> dict[str, Pause]:
+        return {**self._held, **pauses.all_known("queue")}
 
     def _to_stop(self, consumer: Any, paused: dict[str, Pause]) -> list[str]:
         """Name the paused queues that this worker consumes; any other is not its business."""
@@ -103,6 +112,27 @@ class PauseStep(bootsteps.StartStopStep):
             self._to_wake[name] = times - 1
             if times == 1:
                 del self._to_wake[name]
+
+
+def held_by_breakers(runtime: Runtime) -> dict[str, Pause]:
+    """Give the queues whose breaker refuses every call now; none while Redis is away: then each process decides."""
+    held: dict[str, Pause] = {}
+    for queue, name in runtime.settings.queue_breakers.items():
+        with contextlib.suppress(StoreUnavailableError):
+            seen = runtime.breakers.find(name)
+            left = 0.0 if seen is None else seen.refuses_for_seconds
+            if seen is not None and left > 0:
+                until, ends = (None, None) if math.isinf(left) else (seen.seen_at + left, left)
+                held[queue] = Pause(
+                    kind="queue",
+                    name=queue,
+                    who=f"breaker {name}",
+                    why=seen.override_why or seen.reason,
+                    at=seen.since,
+                    until=until,
+                    left_seconds=ends,
+                )
+    return held
 
 
 def park_if_paused(message: Message, task: str, runtime: Runtime) -> bool:

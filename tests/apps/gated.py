@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from celery_resilience.attempts import read_attempts
 from tests.apps import resilient
 
 POLICY = BreakerPolicy(
-    failure_rate=None, consecutive_failures=3, open_seconds=1, open_cap_seconds=2, successes_to_close=1
+    failure_rate=None, consecutive_failures=3, open_seconds=1, open_cap_seconds=2, successes_to_close=1, ramp_seconds=0
 )
 
 
@@ -60,25 +61,32 @@ def define_tasks(app: Celery, url: str) -> None:
     def first(breaker: str, *_: Any) -> str:
         return breaker
 
+    def instead(breaker: str, key: str, *_: Any) -> str:
+        return f"instead of {key}"
+
     task(follow, name="resilient.named", breaker="named")
     task(follow, name="resilient.listed", breaker=["listed-a", "listed-b"])
     task(follow, name="resilient.own", breaker=POLICY)
+    task(follow, name="resilient.ramped", breaker=replace(POLICY, ramp_seconds=4))
     task(follow, name="resilient.open_way")
     task(by_argument, name="resilient.called", breaker=first)
     task(by_argument, name="resilient.failing", breaker=first, when_open="fail")
-    task(by_argument, name="resilient.instead", breaker=first, when_open=lambda breaker, key, *_: f"instead of {key}")
+    task(by_argument, name="resilient.instead", breaker=first, when_open=instead)
     task(by_argument, name="resilient.due", breaker=first, deadline_seconds=2.5)
     task(follow, name="resilient.rated", rate_limit_shared="10/s")
     task(by_argument, name="resilient.by_tenant", rate_limit_shared=lambda tenant, *_: ("4/s", tenant))
     task(follow, name="resilient.few", max_queue_length=5)
 
-    @task(name="resilient.guarding")
     def guarding(self: Any, breaker: str, key: str, *steps: Any) -> Any:
         """Guard a part of the body."""
         note(self, key)
         with self.guard(breaker):
             note(self, key, "within")
             return resilient.follow(self, steps[min(self.request.retries, len(steps) - 1)]) if steps else "done"
+
+    task(guarding, name="resilient.guarding")
+    task(guarding, name="resilient.guarding_or_failing", when_open="fail")
+    task(guarding, name="resilient.guarding_or_else", when_open=instead)
 
     def resting(self: Any, breaker: str, key: str) -> str:
         """Be told to rest at the very first call of a key."""

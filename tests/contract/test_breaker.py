@@ -293,12 +293,41 @@ class TestHalfOpen:
         clock.chance = 0.5
         admitted = []
         for _ in range(10):
-            admitted.append(isinstance(breaker.admit(), Permit))
+            admitted.append(sum(isinstance(breaker.admit(), Permit) for _ in range(10)))
             clock.move(1.01)
 
-        assert admitted == [False] * 5 + [True] * 5
+        assert admitted == [1] * 5 + [10] * 5
         clock.chance = 0.99
         assert isinstance(breaker.admit(), Permit)
+
+    @pytest.mark.parametrize("pause", [1.0, 2.5, 30.0])
+    def test_who_calls_once_a_second_or_less_meets_no_ramp(self, make: Make, clock: FakeClock, pause: float) -> None:
+        breaker = make(
+            "calm", failure_rate=None, consecutive_failures=1, open_seconds=10, successes_to_close=1, ramp_seconds=60
+        )
+        fail(breaker)
+        clock.move(10)
+        probe(breaker).success()
+        clock.chance = 0.999  # the most unlucky of all
+
+        for _ in range(20):
+            assert isinstance(breaker.admit(), Permit)
+            clock.move(pause)
+
+    def test_by_default_load_ramps_up_within_ten_seconds(self, make: Make, clock: FakeClock) -> None:
+        breaker = make("default", failure_rate=None, consecutive_failures=1, successes_to_close=1)
+        fail(breaker)
+        clock.move(refusal(breaker).retry_after)
+        probe(breaker).success()
+        clock.chance = 0.5
+        admitted = [isinstance(breaker.admit(), Permit) for _ in range(10)]
+        refused = refusal(breaker)
+        clock.move(10)
+
+        assert sum(admitted) == 1
+        assert (refused.reason, refused.state) == ("load is ramping up", "closed")
+        assert 0 < refused.retry_after <= 10
+        assert all(isinstance(breaker.admit(), Permit) for _ in range(10))
 
 
 class TestOverrides:

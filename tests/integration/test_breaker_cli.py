@@ -12,9 +12,10 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
-from celery_resilience import BreakerPolicy, runtime_of
+from celery_resilience import BreakerPolicy, ResilientTask, runtime_of
 from celery_resilience.breaker import CircuitBreaker, Permit, Refusal
 from celery_resilience.cli.breaker import breaker as commands
+from celery_resilience.runtime import use_runtime
 from celery_resilience.testing import EmbeddedRedis
 from tests.support.breakers import fail, succeed
 
@@ -121,7 +122,7 @@ def test_a_dry_run_changes_nothing(run: Run, payments: CircuitBreaker) -> None:
     [
         ("show", "paymnets"),
         ("history", "paymnets"),
-        ("open", "payments", "paymnets", "--reason", "x", "--yes"),
+        ("reset", "payments", "paymnets", "--reason", "x", "--yes"),
     ],
 )
 def test_an_unknown_name_is_one_line_with_a_suggestion(run: Run, payments: CircuitBreaker, words: list[str]) -> None:
@@ -131,6 +132,76 @@ def test_an_unknown_name_is_one_line_with_a_suggestion(run: Run, payments: Circu
     assert "No breaker is named 'paymnets'. Did you mean 'payments'?" in result.output
     assert len(result.output.splitlines()) == 1
     assert payments.snapshot().state == "open"
+
+
+class TestBeforeTheFirstCall:
+    """An operator may know of an outage before any worker does."""
+
+    @pytest.fixture
+    def app(self, app: Celery) -> Celery:
+        def body() -> None: ...
+
+        app.task(body, name="shop.mail", base=ResilientTask, breaker=["smtp", "dns"], shared=False)
+        app.task(body, name="shop.ship", base=ResilientTask, breaker=BreakerPolicy(), shared=False)
+        app.task(body, name="shop.bill", base=ResilientTask, shared=False)
+        return app
+
+    @pytest.mark.parametrize("name", ["payments", "smtp", "dns", "shop.ship"])
+    @pytest.mark.parametrize("command", ["open", "close", "disable"])
+    def test_a_declared_name_is_taken_as_it_is(self, run: Run, app: Celery, command: str, name: str) -> None:
+        result = run(command, name, "--reason", "x", "--yes")
+
+        assert (result.exit_code, len(result.output.splitlines())) == (0, 1)
+        assert runtime_of(app).breaker(name).snapshot().override_why == "x"
+
+    def test_it_refuses_the_first_call(self, run: Run, app: Celery) -> None:
+        assert run("open", "smtp", "--reason", "x", "--for", "1h", "--yes").output == "smtp: forced open\n"
+        assert isinstance(runtime_of(app).breaker("smtp").admit(), Refusal)
+        assert [row["name"] for row in json.loads(run("list", "--json").output)] == ["smtp"]
+
+    def test_a_task_has_a_name_of_its_own_where_that_is_the_default(self, run: Run, app: Celery) -> None:
+        assert "nobody has used" in run("open", "shop.bill", "--reason", "x", "--yes").output
+        app.conf.resilience_default_breaker = "task"
+        use_runtime(app, None)
+
+        assert run("close", "shop.bill", "--reason", "x", "--yes").output == "shop.bill: forced closed\n"
+
+    def test_any_other_name_is_taken_with_a_word_of_warning(self, run: Run, app: Celery) -> None:
+        result = run("open", "smpt", "tenant-7", "--reason", "x", "--yes")
+
+        assert result.exit_code == 0
+        assert result.stdout == "smpt: forced open\ntenant-7: forced open\n"
+        assert result.stderr.splitlines() == [
+            "Note: nobody has used a breaker named 'smpt' yet, and the app declares none. Did you mean 'smtp'?",
+            "Note: nobody has used a breaker named 'tenant-7' yet, and the app declares none.",
+        ]
+        assert isinstance(runtime_of(app).breaker("tenant-7").admit(), Refusal)
+
+    def test_the_warning_comes_before_the_question(self, run: Run, app: Celery) -> None:
+        result = run("open", "smpt", "--reason", "x", answer="n\n")
+
+        assert result.exit_code == 1
+        assert result.stderr.startswith("Note: nobody has used a breaker named 'smpt'")
+        assert runtime_of(app).breakers.names() == []
+
+    def test_a_dry_run_makes_none(self, run: Run, app: Celery) -> None:
+        result = run("open", "smtp", "--reason", "x", "--dry-run")
+
+        assert (result.exit_code, result.output) == (0, "smtp: would force open, is closed\n")
+        assert json.loads(run("open", "smtp", "--reason", "x", "--dry-run", "--json").output)[0]["state"] == "closed"
+        assert runtime_of(app).breakers.names() == []
+
+    def test_there_is_nothing_to_reset(self, run: Run) -> None:
+        result = run("reset", "smtp", "--reason", "x", "--yes")
+
+        assert result.exit_code == 1
+        assert "No breaker is named 'smtp'" in result.output
+
+    def test_a_name_that_cannot_be_one_is_refused_in_one_line(self, run: Run) -> None:
+        result = run("open", "x" * 201, "--reason", "x", "--yes")
+
+        assert result.exit_code == 1
+        assert "is longer than 200 characters" in result.output.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,11 @@ from celery import Celery, chain
 from celery.exceptions import MaxRetriesExceededError
 from celery.signals import task_retry
 
-from celery_resilience import FailureClass, ResilientTask, RetryPolicy
+from celery_resilience import NO_RETRY, BreakerPolicy, FailureClass, ResilientTask, RetryPolicy, guarded, runtime_of
 from celery_resilience.attempts import HEADER, read_attempts
-from celery_resilience.errors import ConfigurationError, PermanentError, RetryableError
+from celery_resilience.errors import BreakerOpenError, ConfigurationError, PermanentError, RetryableError
+from celery_resilience.runtime import use_runtime
+from celery_resilience.testing import EmbeddedRedis
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -248,3 +250,178 @@ def test_a_body_that_calls_its_own_task_directly_makes_a_plain_call(app: Celery)
 
     assert countdown.delay(2).get() == 0
     assert calls == [2, 1, 0]
+
+
+class BusyError(Exception):
+    """The other side asks for rest."""
+
+    failure_class = "RATE_LIMITED"
+    retry_after = 4.0
+
+
+class TestGates:
+    """Breakers of this process decide; what would park raises its reason at once."""
+
+    @pytest.fixture
+    def app(self, app: Celery) -> Celery:
+        app.conf.resilience_breaker_policy = BreakerPolicy(consecutive_failures=2, open_seconds=60)
+        app.conf.resilience_retry_policy = NO_RETRY
+        return app
+
+    def force_open(self, app: Celery, name: str) -> None:
+        runtime_of(app).eager.breaker(name).force_open(who="test", why="a drill")
+
+    def test_failures_open_a_breaker_of_the_process(self, app: Celery) -> None:
+        body = Body(ConnectionError("down"))
+        task = define(app, body, breaker="payments")
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                task.delay()
+        began = time.perf_counter()
+
+        with pytest.raises(BreakerOpenError, match="'payments' refuses calls"):
+            task.delay()
+        assert len(body.attempts) == 2
+        assert time.perf_counter() - began < 1
+
+    def test_a_trip_between_two_attempts_is_told_at_once(self, app: Celery) -> None:
+        body = Body(ConnectionError("down"))
+        task = define(app, body, breaker="payments", retry_policy=RetryPolicy(max_attempts=5))
+
+        with pytest.raises(BreakerOpenError):
+            task.delay()
+        assert body.attempts == [1, 2]
+
+    def test_a_refusal_is_never_an_attempt(self, app: Celery) -> None:
+        """Before the body or in it: nothing is tried again, whatever the policy."""
+        self.force_open(app, "payments")
+        seen: list[int] = []
+
+        def guarding(task: Any) -> None:
+            seen.append(1)
+            with task.guard("payments"):
+                seen.append(2)
+
+        body, policy = Body(None), RetryPolicy(max_attempts=5)
+        for task in (
+            define(app, body, breaker="payments", retry_policy=policy),
+            define(app, body, breaker="payments", when_open="fail", retry_policy=policy),
+            define(app, guarding, retry_policy=policy),
+            define(app, guarding, when_open="fail", retry_policy=policy),
+        ):
+            with pytest.raises(BreakerOpenError):
+                task.delay()
+
+        assert (body.attempts, seen) == ([], [1, 1])
+
+    def test_a_fallback_gives_the_result_instead(self, app: Celery) -> None:
+        self.force_open(app, "payments")
+
+        def guarding(task: Any, value: str) -> str:
+            with task.guard("payments"):
+                return value
+
+        def instead(value: str) -> str:
+            return f"instead of {value}"
+
+        for task in (
+            define(app, Body(None), breaker="payments", when_open=instead),
+            define(app, guarding, when_open=instead),
+        ):
+            assert task.delay("x").get() == "instead of x"
+
+    def test_limits_of_the_fleet_are_not_asked(self, app: Celery) -> None:
+        task = define(app, Body(None), rate_limit_shared="1/d", max_concurrent=1, max_queue_length=1)
+
+        assert [task.delay().get() for _ in range(3)] == ["done"] * 3
+
+    def test_a_server_that_asks_for_rest_does_not_refuse_the_next_attempt(self, app: Celery) -> None:
+        """The delay of the retry would have covered the rest; here nobody waits for either."""
+        body = Body(BusyError(), None)
+        policy = {FailureClass.RATE_LIMITED: RetryPolicy(max_attempts=2)}
+
+        assert define(app, body, breaker="payments", retry_policy=policy).delay().get() == "done"
+
+    def test_the_default_breaker_counts(self, app: Celery) -> None:
+        app.conf.resilience_default_breaker = "task"
+        use_runtime(app, None)
+        task = define(app, Body(ConnectionError("down")))
+        for error in (ConnectionError, ConnectionError, BreakerOpenError):
+            with pytest.raises(error):
+                task.delay()
+
+    def test_a_new_runtime_has_forgotten_all(self, app: Celery) -> None:
+        self.force_open(app, "payments")
+        use_runtime(app, None)
+
+        assert define(app, Body(None), breaker="payments").delay().get() == "done"
+
+    def test_guarded_calls_retry_without_waiting_and_refuse_at_once(self, app: Celery) -> None:
+        calls: list[int] = []
+
+        @guarded(breaker="api", rate="1/d", retry_policy=RetryPolicy(max_attempts=2, strategy="fixed", base_seconds=4))
+        def call() -> None:
+            calls.append(1)
+            raise BusyError
+
+        task = define(app, lambda task: call())
+        began = time.perf_counter()
+        with pytest.raises(BusyError):
+            task.delay()
+        with pytest.raises(BreakerOpenError):
+            task.delay()
+
+        assert len(calls) == 2
+        assert time.perf_counter() - began < 1
+
+    def test_delays_that_are_not_waited_for_still_use_up_the_budget_of_a_guarded_call(self, app: Celery) -> None:
+        calls: list[int] = []
+        policy = RetryPolicy(max_attempts=100, strategy="fixed", base_seconds=2, jitter="none")
+
+        @guarded(retry_policy=policy, budget_seconds=5)
+        def call() -> None:
+            calls.append(1)
+            raise ConnectionError("down")
+
+        with pytest.raises(ConnectionError):
+            define(app, lambda task: call()).delay()
+        assert len(calls) == 3
+
+    def test_a_task_called_directly_within_an_eager_one_is_part_of_it(self, app: Celery) -> None:
+        self.force_open(app, "mail")
+
+        def guarding(task: Any) -> None:
+            with task.guard("mail"):
+                pass
+
+        inner = define(app, guarding)
+        by_guarded = define(app, lambda task: guarded(breaker="mail")(lambda: None)())
+
+        for task in (inner, by_guarded):
+            with pytest.raises(BreakerOpenError):
+                define(app, lambda outer, task=task: task()).delay()
+
+    def test_nothing_is_asked_of_redis(self, app: Celery, redis_server: EmbeddedRedis) -> None:
+        app.conf.update(broker_url=redis_server.url, resilience_redis_url=redis_server.url)
+        use_runtime(app, None)
+
+        @guarded(breaker="api", rate="1/s")
+        def call() -> None: ...
+
+        def body(task: Any, is_down: bool) -> None:
+            call()
+            with task.guard("mail"):
+                pass
+            if is_down:
+                raise ConnectionError("down")
+
+        task = define(app, body, breaker=["a", "b"], rate_limit_shared="1/d", max_concurrent=1, max_queue_length=1)
+        with redis_server.client() as client:
+            before = client.info()["total_connections_received"]
+            for is_down in (False, True, True, True):
+                task.apply((is_down,))
+                app.conf.task_eager_propagates = False
+                task.delay(is_down)
+
+            assert runtime_of(app).eager.breaker("a").snapshot().state == "open"
+            assert client.info()["total_connections_received"] == before

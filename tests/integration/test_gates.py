@@ -14,11 +14,11 @@ import pytest
 from celery.result import AsyncResult
 
 from celery_resilience import runtime_of
-from celery_resilience.attempts import HEADER, read_attempts
+from celery_resilience.attempts import HEADER, Attempts, read_attempts
 from celery_resilience.breaker import CircuitBreaker
 from celery_resilience.clock import SYSTEM_CLOCK
 from celery_resilience.crashpoints import VARIABLE
-from celery_resilience.errors import BreakerOpenError, QueueFullError
+from celery_resilience.errors import BreakerOpenError, DeadlineExceededError, QueueFullError
 from celery_resilience.schedule import Waiting
 from celery_resilience.testing import EmbeddedRedis, embedded_redis
 from tests.apps import gated
@@ -167,7 +167,7 @@ class TestARefusal:
         wait_parked(stage, result)
         stage.wait_state(result, "FAILURE", 10)
 
-        assert type(result.result).__name__ in ("BreakerOpenError", "DeadlineExceededError")
+        assert type(result.result).__name__ == "DeadlineExceededError"
         assert stage.runs(key) == []
         assert parked(stage, result) is None
 
@@ -176,8 +176,17 @@ class TestARefusal:
         force_open(stage, name, for_seconds=60)
         result = stage.send("due", name, stage.key(), DONE)
 
-        with pytest.raises(BreakerOpenError):
+        with pytest.raises(DeadlineExceededError, match=f"deadline .* The breaker '{name}' refuses calls"):
             result.get(timeout=2)
+        assert "BreakerOpenError" in result.traceback  # the refusal is its cause
+
+    def test_in_the_body_beyond_the_deadline_is_over_at_once_too(self, stage: Stage) -> None:
+        name = stage.key()
+        force_open(stage, name, for_seconds=60)
+        result = stage.send("guarding", name, stage.key(), DONE, resilience={"deadline_seconds": 5})
+
+        with pytest.raises(DeadlineExceededError, match=f"The breaker '{name}' refuses calls"):
+            result.get(timeout=4)
 
 
 def parks(stage: Stage, result: AsyncResult[Any]) -> int:
@@ -198,6 +207,26 @@ class TestGuardInABody:
         assert result.get(timeout=10) == "done"
         assert {(attempt, retries) for attempt, retries, _ in spent(stage, key)} == {(1, 0)}
         assert stage.record.llen(f"within:{key}") == 1
+
+    def test_a_task_that_shall_fail_when_open_fails(self, stage: Stage) -> None:
+        name, key = stage.key(), stage.key()
+        force_open(stage, name)
+        result = stage.send("guarding_or_failing", name, key, DONE)
+
+        with pytest.raises(BreakerOpenError, match=f"The breaker '{name}' refuses calls"):
+            result.get(timeout=10)
+        assert (len(stage.runs(key)), stage.record.llen(f"within:{key}")) == (1, 0)
+
+    def test_a_fallback_gives_the_result_instead(self, stage: Stage) -> None:
+        name, key = stage.key(), stage.key()
+        force_open(stage, name)
+
+        assert stage.send("guarding_or_else", name, key, DONE).get(timeout=10) == f"instead of {key}"
+        assert (len(stage.runs(key)), stage.record.llen(f"within:{key}")) == (1, 0)
+
+    def test_while_closed_neither_is_used(self, stage: Stage) -> None:
+        for task in ("guarding_or_failing", "guarding_or_else"):
+            assert stage.send(task, stage.key(), stage.key(), DONE).get(timeout=10) == "done"
 
     def test_failures_within_trip_it_for_everybody(self, stage: Stage) -> None:
         name, key = stage.key(), stage.key()
@@ -233,6 +262,23 @@ class TestWaking:
         assert [stage.attempts(other) for other in others] == [[1]] * 10
 
 
+class TestRamp:
+    def test_what_was_parked_does_not_come_back_all_at_once(self, stage: Stage) -> None:
+        key = stage.key()
+        one = force_open(stage, "resilient.ramped", for_seconds=2)
+        results = [stage.send("ramped", key, DONE) for _ in range(40)]
+        for result in results:
+            wait_parked(stage, result)
+        released_at = one.snapshot().override_until
+
+        assert [result.get(timeout=20) for result in results] == ["done"] * 40
+        moments = [run["at"] - released_at for run in stage.runs(key)]
+        assert min(moments) > -0.3  # by the clock of Redis
+        assert sum(moment < 1.5 for moment in moments) <= 30
+        assert max(moments) > 2
+        assert stage.attempts(key) == [1] * 40
+
+
 class TestRestAfterARetryAfter:
     @pytest.mark.parametrize("task", ["resting", "resting_rate"])
     def test_siblings_wait_too(self, stage: Stage, task: str) -> None:
@@ -255,6 +301,58 @@ class TestRestAfterARetryAfter:
         one.rest(60)
 
         assert one.snapshot().override_who == "ann"
+
+
+class TestRetryBudget:
+    def waiting(self, stage: Stage, result: AsyncResult[Any]) -> Waiting | None:
+        return next((row for row in stage.schedule.find(limit=1000) if row.task_id == result.id), None)
+
+    def storm(self, stage: Stage, name: str, cost: float) -> None:
+        limits = runtime_of(stage.app).limits
+        assert limits is not None
+        limits.spend(name, cost, 0, longest_wait=1e6)
+
+    def test_a_retry_in_a_storm_has_its_turn_later(self, stage: Stage) -> None:
+        name, key = stage.key(), stage.key()
+        self.storm(stage, name, 100 + 300)
+        result = stage.send("called", name, key, DOWN, DONE)
+        row = wait_until(lambda: self.waiting(stage, result), 10, "the retry")
+
+        assert row.kind == "retry"  # type: ignore[union-attr]  # not None
+        assert 20 < row.due_at - SYSTEM_CLOCK.time() < 31  # type: ignore[union-attr]
+
+    def test_a_retry_that_finds_the_line_full_pays_before_it_runs(self, stage: Stage) -> None:
+        name, key = stage.key(), stage.key()
+        self.storm(stage, name, 2000)
+        result = stage.send("called", name, key, DOWN, DONE)
+        wait_until(lambda: self.waiting(stage, result), 10, "the retry")
+        assert headers(stage, result).owed == (f"{name}@1.000",)
+
+        bring_forward(stage, result)
+        assert wait_parked(stage, result).why == "waits for retry budget"
+        assert stage.attempts(key) == [1]
+        assert headers(stage, result).owed == (f"{name}@1.000",)
+
+        stage.record.delete(runtime_of(stage.app).limits._key("budget", name))  # type: ignore[union-attr]
+        bring_forward(stage, result)
+        assert result.get(timeout=10) == "done"
+        assert spent(stage, key) == [(1, 0, 0), (2, 1, 1)]
+
+
+def headers(stage: Stage, result: AsyncResult[Any]) -> Attempts:
+    """Give the header of the message of a task that is in the schedule."""
+    _, entries = stage.schedule._keys
+    messages = [json.loads(text)["headers"] for text in stage.record.hvals(entries)]
+    return next(read_attempts(one[HEADER]) for one in messages if one["id"] == result.id)
+
+
+def bring_forward(stage: Stage, result: AsyncResult[Any]) -> None:
+    """Have the message of a task come due now."""
+    due, entries = stage.schedule._keys
+    member = next(
+        m for m, text in stage.record.hgetall(entries).items() if json.loads(text)["headers"]["id"] == result.id
+    )
+    stage.record.zadd(due, {member: 0})
 
 
 class TestSharedRate:
@@ -364,6 +462,23 @@ class TestBackpressure:
         assert sent == 0
         assert refused > 100
         assert (self.asked(idle) - before) / per_ask <= 3
+
+    def test_all_queues_are_asked_for_together_once_a_second(self, tmp_path: Path, redis_server: EmbeddedRedis) -> None:
+        conf = {"resilience_max_queue_length": {"one": 3, "two": 3}}
+        with open_gated(tmp_path, redis_server, conf=conf) as idle:
+            for queue in ("one", "two"):
+                idle.record.rpush(queue, "x", "x", "x")
+            before, refused = self.asked(idle), {"one": 0, "two": 0}
+            over = SYSTEM_CLOCK.monotonic() + 2.2
+            while SYSTEM_CLOCK.monotonic() < over:
+                for queue in refused:
+                    with pytest.raises(QueueFullError):
+                        idle.send("open_way", "k", queue=queue)
+                    refused[queue] += 1
+                SYSTEM_CLOCK.sleep(0.002)
+
+            assert min(refused.values()) > 100
+            assert (self.asked(idle) - before) / (4 * 2) <= 3
 
     def test_it_can_wait_for_room(self, tmp_path: Path, redis_server: EmbeddedRedis) -> None:
         with open_gated(tmp_path, redis_server, conf={"resilience_queue_full_wait_seconds": 10}) as idle:

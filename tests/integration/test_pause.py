@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from celery_resilience import runtime_of
+from celery_resilience import BreakerPolicy, runtime_of
 from celery_resilience.crashpoints import VARIABLE
 from celery_resilience.pauses import Pauses
 from celery_resilience.testing import EmbeddedRedis, embedded_redis
+from celery_resilience.worker.pause import held_by_breakers
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.stage import Stage, open_stage
 from tests.support.waiting import wait_until
@@ -271,3 +272,65 @@ def test_without_redis_the_remedy_is_named() -> None:
     assert [one.returncode for one in done] == [1, 1, 1]
     assert all("resilience_redis_url" in one.stdout + one.stderr for one in done)
     assert all("Traceback" not in one.stdout + one.stderr for one in done)
+
+
+class TestAQueueThatWaitsForABreaker:
+    @pytest.fixture
+    def stage(self, tmp_path: Path, redis_server: EmbeddedRedis) -> Iterator[Stage]:
+        with open_stage(tmp_path, redis_server, conf={"resilience_queue_breakers": {PAUSED: "bank"}}) as stage:
+            yield stage
+
+    @pytest.mark.parametrize("for_seconds", [None, 600.0])
+    def test_is_not_consumed_while_it_is_open_and_nothing_is_parked(
+        self, stage: Stage, for_seconds: float | None
+    ) -> None:
+        worker = stage.worker(queues=BOTH)
+        bank = runtime_of(stage.app).breaker("bank")
+        bank.force_open(who="ann", why="the bank is closed", for_seconds=for_seconds)
+        worker.wait_for_log("resilience-queue-paused queue=resilient who=breaker bank why=the bank is closed")
+        sent = [stage.script(DONE) for _ in range(5)]
+        others_go_on(stage)
+        queued, waiting = stage.record.llen(PAUSED), stage.schedule.count()
+        bank.reset(who="ann", why="open again")
+
+        assert [result.get(timeout=20) for _, result in sent] == ["done"] * 5
+        assert (queued, waiting) == (5, 0)
+        worker.wait_for_log("resilience-queue-resumed queue=resilient")
+
+    def test_is_consumed_as_soon_as_the_open_time_is_over(self, stage: Stage) -> None:
+        worker = stage.worker(queues=BOTH)
+        bank = runtime_of(stage.app).breaker("bank", BreakerPolicy(consecutive_failures=1, open_seconds=5))
+        with pytest.raises(ConnectionError), bank:
+            raise ConnectionError("down")
+        worker.wait_for_log("resilience-queue-paused")
+        key, result = stage.script(DONE)
+        over = bank.snapshot().open_until
+
+        assert result.get(timeout=20) == "done"
+        assert -0.3 < stage.runs(key)[0]["at"] - over < 1.5
+
+    def test_an_operators_pause_outlasts_the_breaker(self, stage: Stage) -> None:
+        worker = stage.worker(queues=BOTH)
+        bank = runtime_of(stage.app).breaker("bank")
+        pause(stage, "queue", PAUSED)
+        bank.force_open(who="ann", why="closed")
+        worker.wait_for_log("resilience-queue-paused")
+        key, result = stage.script(DONE)
+        bank.reset(who="ann", why="open")
+        others_go_on(stage)
+        over = time.monotonic() + 2.5
+        wait_until(lambda: time.monotonic() > over or stage.runs(key), 5, "a look of the worker")
+        assert stage.runs(key) == []
+        pauses_of(stage).resume("queue", PAUSED)
+
+        assert result.get(timeout=20) == "done"
+
+    def test_is_consumed_when_redis_does_not_say(self, stage: Stage) -> None:
+        runtime = runtime_of(stage.app)
+        runtime.breaker("bank").force_open(who="ann", why="closed")
+        assert list(held_by_breakers(runtime)) == [PAUSED]
+        stage.server.pause()
+        try:
+            assert held_by_breakers(runtime) == {}
+        finally:
+            stage.server.resume()

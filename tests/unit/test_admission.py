@@ -26,6 +26,7 @@ class FakeLimits:
 
     def __init__(self) -> None:
         self.rate_answer = self.place_answer = ADMITTED
+        self.budget_answers: dict[str, Answer] = {}
         self.asked: list[str] = []
 
     def rate(self, name: str, rate: Any) -> Answer:
@@ -35,6 +36,10 @@ class FakeLimits:
     def enter(self, name: str, places: int, token: str) -> Answer:
         self.asked.append(f"enter {name} {token}")
         return self.place_answer
+
+    def spend(self, name: str, cost: float, successes: int) -> Answer:
+        self.asked.append(f"spend {name} {cost:g} {successes}")
+        return self.budget_answers.get(name, ADMITTED)
 
     def leave(self, name: str, token: str) -> None:
         self.asked.append(f"leave {name} {token}")
@@ -51,7 +56,12 @@ class House:
             None, self.clock, Classifier.default(), default=POLICY, policies={}, max_breakers=10
         )  # fmt: skip
         self.runtime = SimpleNamespace(
-            clock=self.clock, limits=self.limits, breaker=self.breakers.get, note_success=self.successes.append
+            is_eager=False,
+            clock=self.clock,
+            limits=self.limits,
+            breaker=self.breakers.get,
+            note_success=self.successes.append,
+            take_successes=lambda name: 3,
         )
 
     def admission(self, attempts: Attempts | None = None, **options: Any) -> Admission:
@@ -205,3 +215,59 @@ def test_without_a_store_limits_are_not_asked(house: House) -> None:
     house.runtime.limits = None
 
     assert house.admission(rate="1/s", places=2).enter((), {}) is None
+
+
+class TestRetryBudget:
+    """A retry is paid for when it is scheduled; who finds the line full pays before the next run."""
+
+    def owing(self, house: House, *debts: str) -> Admission:
+        return house.admission(Attempts(attempt=2, owed=debts), breaker="a", rate="1/s")
+
+    def test_a_retry_takes_from_the_budget_of_each_breaker(self, house: House) -> None:
+        admission = house.admission(breaker=["a", "b"])
+        assert admission.enter((), {}) is None
+        house.limits.budget_answers["b"] = Answer(True, 4.0)
+
+        assert admission.spend(2.0) == (4.0, ())
+        assert house.limits.asked == ["spend a 2 3", "spend b 2 3"]
+
+    def test_what_a_full_line_did_not_take_is_owed(self, house: House) -> None:
+        admission = house.admission(breaker=["a", "b"])
+        assert admission.enter((), {}) is None
+        house.limits.budget_answers["b"] = Answer(False, 0.1)
+        wait, owed = admission.spend(2.0)
+
+        assert owed == (slot("b", 2.0),)
+        assert 30 <= wait <= 60
+
+    def test_a_debt_is_paid_before_the_run_and_before_the_rate_is_asked(self, house: House) -> None:
+        assert self.owing(house, slot("a", 2.0)).enter((), {}) is None
+        assert house.limits.asked == ["spend a 2 3", "rate pay"]
+
+    def test_a_turn_to_come_is_waited_for_and_paid(self, house: House) -> None:
+        house.limits.budget_answers["a"] = Answer(True, 7.0)
+        refused = self.owing(house, slot("a", 1.0)).enter((), {})
+
+        assert refused is not None
+        assert (refused.by, refused.delay, refused.owed) == ("retry budget", 7.0, ())
+
+    def test_a_line_that_is_still_full_leaves_the_debt(self, house: House) -> None:
+        house.limits.budget_answers["a"] = Answer(False, 7.0)
+        refused = self.owing(house, slot("a", 1.0)).enter((), {})
+
+        assert refused is not None
+        assert refused.owed == (slot("a", 1.0),)
+        assert refused.delay >= 30
+
+    def test_a_breaker_that_refuses_leaves_the_debt_too(self, house: House) -> None:
+        house.opened("a")
+        refused = self.owing(house, slot("a", 1.0)).enter((), {})
+
+        assert refused is not None
+        assert (refused.by, refused.owed) == ("a", (slot("a", 1.0),))
+
+    def test_a_deadline_before_the_turn_has_the_attempt_made_without_it(self, house: House) -> None:
+        house.limits.budget_answers["a"] = Answer(False, 7.0)
+        attempts = Attempts(attempt=2, owed=(slot("a", 1.0),), deadline_at=house.clock.time() + 20)
+
+        assert house.admission(attempts, breaker="a").enter((), {}) is None

@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import Ignore, SoftTimeLimitExceeded
 
-from celery_resilience import NO_RETRY, BreakerPolicy, FailureClass, RetryPolicy, guarded
+from celery_resilience import NO_RETRY, BreakerPolicy, FailureClass, ResilientTask, RetryPolicy, guarded
 from celery_resilience.errors import BreakerOpenError, ConfigurationError, LimitReachedError, RetryableError
 from celery_resilience.limits import Answer
 from celery_resilience.runtime import Runtime, runtime_of, use_runtime
@@ -582,7 +582,46 @@ class TestApp:
             call()
 
         task.apply().get()
-        assert runtime_of(app).breakers.names() == ["of the task"]
+        assert runtime_of(app).eager.breakers.names() == ["of the task"]
+
+    def test_failures_are_classified_by_the_rules_of_the_running_task(self, app: Celery) -> None:
+        service = Service(KeyError("replica"), "paid")
+        seen: list[str] = []
+
+        def rule(error: Exception, context: Any) -> str | None:
+            seen.append(f"{context.task} {context.args}")
+            return "TRANSIENT" if isinstance(error, KeyError) else None
+
+        @app.task(base=ResilientTask, bind=True, name="shop.look", failure_rules=rule, shared=False)
+        def look(self: Any, order: int) -> Any:
+            return guarded(retry_policy=QUICK)(service)(), self.request.retries
+
+        assert look.apply((7,)).get() == ("paid", 0)  # tried again in place, not by the task
+        assert seen == ["shop.look (7,)"]
+
+    def test_rules_of_the_running_task_decide_what_counts_at_a_breaker(self, app: Celery) -> None:
+        @app.task(base=ResilientTask, failure_rules={ConnectionError: "VALIDATION"}, shared=False)
+        def pay() -> Any:
+            return guarded(breaker="payments")(Service(down()))()
+
+        for _ in range(TRIPS.consecutive_failures or 0):
+            pay.apply()
+
+        assert runtime_of(app).eager.breaker("payments").snapshot().state == "closed"
+
+    def test_a_guard_of_another_app_does_not_ask_the_task(self, app: Celery) -> None:
+        other = Celery("other", broker="memory://", set_as_current=False)
+        service = Service(KeyError("replica"), "paid")
+
+        @app.task(base=ResilientTask, failure_rules={KeyError: "TRANSIENT"}, shared=False)
+        def look() -> Any:
+            with pytest.raises(KeyError):
+                guarded(retry_policy={FailureClass.STRUCTURAL: NO_RETRY, FailureClass.UNKNOWN: NO_RETRY}, app=other)(
+                    service
+                )()
+
+        assert look.apply().get() is None
+        assert service.calls == 1
 
     def test_else_it_is_the_current_one_at_the_time_of_the_call(self, app: Celery) -> None:
         @guarded(breaker="current")

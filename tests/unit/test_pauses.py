@@ -13,6 +13,7 @@ from celery import Celery
 from celery_resilience.attempts import HEADER, Attempts, read_attempts
 from celery_resilience.errors import ConfigurationError, StoreUnavailableError, TooManyPausesError
 from celery_resilience.pauses import MAX_NAME, Pauses, check
+from celery_resilience.settings import Settings
 from celery_resilience.testing import FakeClock
 from celery_resilience.transport.envelope import hand_over
 from celery_resilience.worker.pause import PARK_SECONDS, PauseStep, park_if_paused
@@ -92,7 +93,11 @@ class House:
         self.schedule = ScheduleInMemory()
         self.pauses = Pauses(self.store, self.schedule)  # type: ignore[arg-type]
         self.runtime: Any = SimpleNamespace(
-            pauses=self.pauses, schedule=self.schedule, clock=self.clock, app=Celery("shop", broker="memory://")
+            pauses=self.pauses,
+            schedule=self.schedule,
+            clock=self.clock,
+            app=Celery("shop", broker="memory://"),
+            settings=Settings(),
         )
         self.consumer = ConsumerInMemory()
         self.step = PauseStep(self.consumer)
