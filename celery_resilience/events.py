@@ -25,8 +25,12 @@ class Event(str, Enum):
     BROKER_LOST = "resilience-broker-lost"
     CLASSIFICATION_FAILED = "resilience-classification-failed"
     DUTY_FAILED = "resilience-duty-failed"
+    DELIVERY_DUPLICATED = "resilience-delivery-duplicated"
     ETA_KEPT = "resilience-eta-kept"
+    HANDLER_FAILED = "resilience-handler-failed"
+    HOOK_FAILED = "resilience-hook-failed"
     LEASE_LOST = "resilience-lease-lost"
+    LETTER_NOT_STORED = "resilience-letter-not-stored"
     LIMIT_UNASKED = "resilience-limit-unasked"
     MESSAGE_GARBLED = "resilience-message-garbled"
     MESSAGE_UNROUTABLE = "resilience-message-unroutable"
@@ -37,10 +41,13 @@ class Event(str, Enum):
     REDIS_MISSED = "resilience-redis-missed"
     RULE_IGNORED = "resilience-rule-ignored"
     SCHEDULE_ENDANGERED = "resilience-schedule-endangered"
+    STATE_NOT_STORED = "resilience-state-not-stored"
     STORE_LOST = "resilience-store-lost"
     STRATEGY_FAILED = "resilience-strategy-failed"
-    TASK_PARKED = "resilience-task-parked"
+    TASK_CRASHED = "resilience-task-crashed"
+    TASK_DEAD_LETTERED = "resilience-task-dead-lettered"
     TASK_ENDED = "resilience-task-ended"
+    TASK_PARKED = "resilience-task-parked"
 
     def __str__(self) -> str:
         return self.value
