@@ -18,6 +18,7 @@ from .backpressure import Backpressure
 from .breaker import Breakers, CircuitBreaker, Transition
 from .breaker_policy import BreakerPolicy
 from .clock import SYSTEM_CLOCK, Clock
+from .deadletter.queue import LIMIT_SECONDS, DeadLetterQueue
 from .errors import StoreUnavailableError
 from .failure import Classifier
 from .limits import Limits
@@ -28,7 +29,7 @@ from .schedule import KEEP_RECORD_SECONDS, Schedule
 from .settings import PREFIX, Settings
 from .transport.announce import announce
 from .transport.depth import queue_length
-from .transport.target import broker_name, family_of, redis_target
+from .transport.target import broker_name, broker_target, family_of, redis_target
 
 _ATTRIBUTE = "_resilience_runtime"
 _apps: weakref.WeakSet[Celery] = weakref.WeakSet()
@@ -83,6 +84,33 @@ class Runtime:
         keep = max(KEEP_RECORD_SECONDS, 2.0 * float(timeout))
         name = self.family if shared else self.settings.broker_name or broker_name(self.app)
         return Schedule(self.store, self.clock, broker=name, shared=shared, keep_seconds=keep)
+
+    @cached_property
+    def broker_store(self) -> RedisStore | None:
+        """The broker's own Redis with a patience of a second, None if the broker is not one Redis."""
+        target = broker_target(self.app, self.settings)
+        if target is None:
+            return None
+        return RedisStore(
+            target.url,
+            prefix=target.prefix,
+            timeout_seconds=LIMIT_SECONDS,
+            cooldown_seconds=self.settings.store_cooldown_seconds,
+            options=target.options,
+            ssl=target.ssl,
+            clock=self.clock,
+        )
+
+    @cached_property
+    def dead_letters(self) -> DeadLetterQueue:
+        """The broker's queue of dead letters."""
+        return DeadLetterQueue(
+            self.app,
+            self.broker_store,
+            name=self.settings.dlq_queue,
+            cooldown_seconds=self.settings.store_cooldown_seconds,
+            clock=self.clock,
+        )
 
     def next_pause(self) -> float:
         """Give how long to hold a message before it goes back: longer each time, while nothing can be stored."""

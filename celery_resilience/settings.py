@@ -26,6 +26,8 @@ class Settings:
     `breaker_policy` is for breakers without one in `breakers`, by name; of `max_breakers` the least used are forgotten.
     `broker_name` names the broker in a Redis that is not the broker's own, so that a change of its URL strands nothing.
     `visibility_timeout_seconds` applies the recommended transport options to a Redis broker.
+    `dlq_queue` names the queue of dead letters, `{queue}` in it stands for the queue that a message came from.
+    `database_url` is where letters and jobs are kept; without it a SQLite file of this machine, named by the app.
     """
 
     redis_url: str | None = None
@@ -44,6 +46,10 @@ class Settings:
     store_timeout_seconds: float = 0.15
     store_cooldown_seconds: float = 5.0
     requeue_pause_seconds: float = 1.0
+    dlq_enabled: bool = True
+    dlq_queue: str = "resilience.dlq"
+    dlq_retention_days: float = 30.0
+    database_url: str | None = None
 
     def __post_init__(self) -> None:
         text(PREFIX + "redis_url", self.redis_url, "redis://host:6379/0")
@@ -53,6 +59,7 @@ class Settings:
         policies_from(PREFIX + "retry_policy", self.retry_policy)
         check_rules(PREFIX + "failure_rules", self.failure_rules)
         self._check_breakers()
+        self._check_dead_letters()
         one_of(PREFIX + "default_breaker", self.default_breaker, ("task",))
         number(PREFIX + "deadline_seconds", self.deadline_seconds, low=0.001, high=366 * 86400)
         number(PREFIX + "visibility_timeout_seconds", self.visibility_timeout_seconds, low=1, high=86400)
@@ -62,6 +69,7 @@ class Settings:
             ("store_cooldown_seconds", 0.1, 300),
             ("requeue_pause_seconds", 0, 60),
             ("queue_full_wait_seconds", 0, 3600),
+            ("dlq_retention_days", 0.01, 3660),
         ):
             required(PREFIX + name, getattr(self, name))
             number(PREFIX + name, getattr(self, name), low=low, high=high)
@@ -79,6 +87,18 @@ class Settings:
                 raise ConfigurationError(PREFIX + name, policy, "is not a BreakerPolicy", remedy)
         required(PREFIX + "max_breakers", self.max_breakers)
         whole_number(PREFIX + "max_breakers", self.max_breakers, low=1, high=100_000)
+
+    def _check_dead_letters(self) -> None:
+        enabled: Any = self.dlq_enabled
+        if not isinstance(enabled, bool):
+            raise ConfigurationError(PREFIX + "dlq_enabled", enabled, "is not True or False", "Write False for off.")
+        required(PREFIX + "dlq_queue", self.dlq_queue)
+        text(PREFIX + "dlq_queue", self.dlq_queue, "resilience.dlq")
+        text(PREFIX + "database_url", self.database_url, "postgresql+psycopg://user@host/resilience")
+        left = self.dlq_queue.replace("{queue}", "")
+        if "{" in left or "}" in left or self.dlq_queue == "{queue}":
+            remedy = "Write a name, or a pattern like '{queue}.dlq'."
+            raise ConfigurationError(PREFIX + "dlq_queue", self.dlq_queue, "is not the name of a queue", remedy)
 
     @property
     def policies(self) -> RetryPolicies:
