@@ -18,7 +18,7 @@ KEEP_SECONDS = 7 * 86400.0  # a crash may take a whole visibility timeout to com
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What became of the question whether a message may run; `starts` counts those without an end, this one included."""
+    """Whether a message may run; `starts` counts those without an end, this one included."""
 
     verdict: Verdict
     starts: int
@@ -52,7 +52,8 @@ class Deliveries:
             int(self._requeue_seconds),
         ]
         verdict, starts = self._store.run("delivery_begin", keys, args)
-        return Begun(verdict.decode() if isinstance(verdict, bytes) else verdict, int(starts))
+        told: Any = verdict.decode() if isinstance(verdict, bytes) else verdict
+        return Begun(told, int(starts))
 
     def crashed(self, attempts: Attempts, lineage: str, *, is_redelivered: bool) -> int:
         """Count the death of the process that ran a message; gives its starts without an end so far."""

@@ -61,6 +61,12 @@ class PermanentError(ResilienceError):
     failure_class = "PERMANENT"
 
 
+class OutOfMemoryError(ResilienceError):
+    """The body ran out of memory: give it smaller portions, or its worker more memory."""
+
+    failure_class = "SYSTEM"
+
+
 class _FieldsError(ResilienceError):
     """An error whose `args` are its fields: pickle and Celery's result back ends make it of them again."""
 
@@ -100,6 +106,16 @@ class LimitReachedError(_FieldsError):
         self.name = name
         self.retry_after = retry_after
         super().__init__(f"The {name} has no room: try again in {retry_after:.1f} s.", name, retry_after)
+
+
+class PoisonError(_FieldsError):
+    """The task ended the process that ran it, again and again: find out why, then requeue its letter."""
+
+    failure_class = "POISON"
+
+    def __init__(self, crashes: int) -> None:
+        self.crashes = crashes
+        super().__init__(f"The task ended the process that ran it {crashes} times without coming to an end.", crashes)
 
 
 class QueueFullError(_FieldsError):

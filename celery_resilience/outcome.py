@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
-from celery import Task
 from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as CeleryRetry
 
 from .admission import Admission, Refused
 from .attempts import HEADER, Attempts, attempts_for, slot_of
 from .decision import DeadLetter, DeadReason, Decision, History, Retry, decide
+from .deliveries import Begun, is_redelivered
+from .ending import is_lettered, letter_for, written
 from .errors import (
     BreakerOpenError,
     DeadlineExceededError,
     LimitReachedError,
+    PoisonError,
     ResilienceError,
     StoreUnavailableError,
 )
@@ -33,9 +36,11 @@ from .policy import RETRYABLE, RetryPolicies, RetryPolicy, policies_from
 from .runtime import Runtime
 from .schedule import Schedule
 from .settings import policy_of_call
+from .signals import task_parked
 from .transport.envelope import Envelope, original, with_arguments
 from .transport.lineage import has_own_lineage, lineage_name
 from .transport.queues import delays_natively, origin_queue
+from .worker.burial import BURIED, Death, store_dead, tell_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,22 +64,45 @@ class Plan:
 class Outcome:
     """One run of a body: what may start it, and what follows from its end."""
 
-    def __init__(self, task: Task[Any, Any], request: Any, runtime: Runtime, plan: Plan) -> None:
+    def __init__(self, task: Any, request: Any, runtime: Runtime, plan: Plan) -> None:
         self.task = task
         self.request = request
         self.runtime = runtime
         self.plan = plan
         self.attempts = attempts_of(request)
+        self._is_on_record = False
 
     def admit(self) -> None:
-        """Let the body start, or raise what keeps it from starting."""
-        if self._is_behind():
-            tell(logger, logging.INFO, Event.ATTEMPT_SUPERSEDED, **self._fields())
-            raise Ignore(f"Attempt {self.attempts.attempt} has been followed by a later one.")
+        """Let the body of a message that is not the first start, or raise what keeps it from starting."""
+        begun = self._begin()
+        match begun.verdict:
+            case "behind":
+                tell(logger, logging.INFO, Event.ATTEMPT_SUPERSEDED, **self._fields())
+                raise Ignore(f"Attempt {self.attempts.attempt} has been followed by a later one.")
+            case "duplicate":
+                tell(logger, logging.INFO, Event.DELIVERY_DUPLICATED, **self._fields())
+                raise Ignore("Another message of the same requeue has run.")
+            case "poison":
+                poison = PoisonError(begun.starts)
+                raise self.end(Death(reason=DeadReason.POISON, error=poison), poison) or poison
+        self._is_on_record = begun.starts > 0
         deadline_at = self.attempts.deadline_at
         if deadline_at is not None and self.runtime.clock.time() > deadline_at:
-            tell(logger, logging.ERROR, Event.TASK_ENDED, **self._fields(), reason=DeadReason.DEADLINE)
-            raise DeadlineExceededError
+            late = DeadlineExceededError()
+            raise self.end(Death(reason=DeadReason.DEADLINE, error=late), late) or late
+
+    @contextmanager
+    def on_record(self) -> Iterator[None]:
+        """Keep the start of a redelivered message on record until it ends, be it by an exception.
+
+        An exit of the process is no end: if it goes on like that, the message is poison.
+        """
+        try:
+            yield
+        except Exception:
+            self._forget_start()
+            raise
+        self._forget_start()
 
     def classify(self, error: Exception) -> Failure:
         """Classify the live exception, with all that the rules may look at."""
@@ -108,15 +136,31 @@ class Outcome:
         if admission is not None:
             admission.failed(failure)
         if failure.failure_class is FailureClass.NOT_A_FAILURE:
-            return None
+            is_rejected = isinstance(error, Reject) and not getattr(error, "requeue", False)
+            return self.end(Death(reason=DeadReason.REJECTED, error=error), error) if is_rejected else None
         match self.decide(failure):
             case Retry(delay):
                 delay = delay if admission is None else self._budgeted(delay, failure, admission)
                 self.store(self.after(failure, delay), delay, error)
                 return celery_retry(error, delay)
             case DeadLetter(reason):
-                self._log(failure, str(reason))
-                return None
+                death = Death(reason=reason, failure=failure, error=error, traceback=written(error))
+                return self.end(death, error)
+
+    def end(self, death: Death, error: Exception) -> BaseException | None:
+        """Bury the task, which no attempt follows; gives what to raise, None if the error itself is the outcome."""
+        self._tell_end(death)
+        letter = letter_for(self.task, self.request, self.runtime, self.attempts, death)
+        if letter is None:
+            return None
+        self._keep_or_give_back(lambda: self.runtime.dead_letters.publish(letter), error, Event.LETTER_NOT_STORED)
+        self.request.__dict__[BURIED] = True
+        self._forget_start()
+        tell_of(self.task.app, letter)
+        if not letter.parked:
+            return None
+        store_dead(self.task, self.request, letter)
+        return Ignore(f"Dead, and its chord waits: letter {letter.id}.")
 
     def park(
         self, waits_for: str, delay: float, error: ResilienceError, reserved: tuple[str, ...] = ()
@@ -134,10 +178,10 @@ class Outcome:
         envelope = original(self.request.properties, self.request.delivery_info)
         if is_too_late or schedule is None or envelope is None:
             reason = DeadReason.DEADLINE if is_too_late else DeadReason.REFUSED_BY_GATE
-            tell(logger, logging.ERROR, Event.TASK_ENDED, **self._fields(), reason=reason, error=error)
-            return None
+            return self.end(Death(reason=reason, error=error), error)
         self._keep_or_give_back(lambda: self._store_park(schedule, envelope, attempts, delay, waits_for), error)
         tell(logger, logging.INFO, Event.TASK_PARKED, **self._fields(), waits_for=waits_for, delay=round(delay, 3))
+        task_parked.send(sender=self.task.name, task_id=self.request.id, waits_for=waits_for, delay=delay)
         return Ignore(str(error))
 
     def _store_park(
@@ -153,8 +197,13 @@ class Outcome:
 
     def refuse(self, refused: Refused) -> BaseException:
         """Give what to raise when a gate refuses: the refusal itself, or what sets the message aside."""
-        if isinstance(refused.error, BreakerOpenError) and self.plan.gates.when_open == "fail":
-            return refused.error
+        if isinstance(refused.error, BreakerOpenError):
+            match self.plan.gates.when_open:
+                case "fail":
+                    return refused.error
+                case "dead_letter":
+                    death = Death(reason=DeadReason.CIRCUIT_OPEN, error=refused.error)
+                    return self.end(death, refused.error) or refused.error
         return self.park(refused.by, refused.delay, refused.error, refused.reserved) or refused.error
 
     def _budgeted(self, delay: float, failure: Failure, admission: Admission) -> float:
@@ -173,17 +222,24 @@ class Outcome:
         """Store the next attempt, with other arguments if some are given; else the message goes back, after a pause."""
         self._keep_or_give_back(lambda: self._store(attempts, delay, arguments), error)
 
-    def _keep_or_give_back(self, keep: Callable[[], None], error: BaseException | None) -> None:
+    def _keep_or_give_back(
+        self, keep: Callable[[], None], error: BaseException | None, otherwise: Event = Event.ATTEMPT_NOT_STORED
+    ) -> None:
         try:
             keep()
         except Exception as problem:
-            tell(logger, logging.WARNING, Event.ATTEMPT_NOT_STORED, **self._fields(), error=problem)
+            tell(logger, logging.WARNING, otherwise, **self._fields(), error=problem)
             if not (self.task.acks_late and heals(problem)):
                 raise (error or problem) from problem  # acked before it ran, or nothing to hope for
-            pause = self.runtime.next_pause()
-            self.runtime.clock.sleep(self.runtime.clock.uniform(pause / 2, pause))
-            raise Reject(problem, requeue=True) from problem
+            self._give_back(problem)
         self.runtime.forget_pauses()
+
+    def _give_back(self, problem: Exception) -> NoReturn:
+        """Have the message go back to its queue, after a pause that grows while nothing can be stored."""
+        pause = self.runtime.next_pause()
+        self.runtime.clock.sleep(self.runtime.clock.uniform(pause / 2, pause))
+        self._forget_start()
+        raise Reject(problem, requeue=True) from problem
 
     def travelling(self, attempts: Attempts) -> Attempts:
         """Give the attempts with what the next message must know of its origin."""
@@ -261,20 +317,40 @@ class Outcome:
         of_call = policy_of_call(self.attempts.options)
         return policies_from("resilience", of_call, self.plan.policies)[kind]
 
-    def _is_behind(self) -> bool:
-        """Look whether a redelivered message was followed by a later attempt before its ack was lost."""
-        schedule = self.runtime.schedule
-        if schedule is None or not (self.request.delivery_info or {}).get("redelivered"):
-            return False
+    def _begin(self) -> Begun:
+        """Ask whether a redelivered or requeued message may run; unasked, the one runs and the other goes back."""
+        deliveries, request = self.runtime.deliveries, self.request
+        is_again = is_redelivered(request.delivery_info, request.__dict__)
+        if deliveries is None or not (is_again or self.attempts.requeue):
+            return Begun("run", 0)
+        limit = self.task.max_crashes if is_lettered(self.task, self.runtime) else 0
+        lineage = self.attempts.lineage or lineage_of(request)
         try:
-            return schedule.highest_attempt(self.attempts.lineage or lineage_of(self.request)) > self.attempts.step + 1
+            return deliveries.begin(self.attempts, lineage, is_redelivered=is_again, max_crashes=limit)
         except StoreUnavailableError as problem:
             tell(logger, logging.WARNING, Event.REDELIVERY_UNCHECKED, **self._fields(), error=problem)
-            return False
+            if self.attempts.requeue and self.task.acks_late:
+                self._give_back(problem)  # its twin may have run
+            return Begun("run", 0)
 
-    def _log(self, failure: Failure, reason: str) -> None:
-        told = {"reason": reason, "failure_class": failure.failure_class, "fingerprint": failure.fingerprint}
-        tell(logger, failure.severity, Event.TASK_ENDED, **self._fields(), **told)
+    def _forget_start(self) -> None:
+        deliveries = self.runtime.deliveries
+        if not self._is_on_record or deliveries is None:
+            return
+        self._is_on_record = False
+        try:
+            deliveries.ended(self.attempts, self.attempts.lineage or lineage_of(self.request))
+        except StoreUnavailableError as problem:
+            tell(logger, logging.WARNING, Event.REDELIVERY_UNCHECKED, **self._fields(), error=problem)
+
+    def _tell_end(self, death: Death) -> None:
+        failure = death.failure
+        told: dict[str, Any] = {"reason": death.reason}
+        if failure is not None:
+            told |= {"failure_class": failure.failure_class, "fingerprint": failure.fingerprint}
+        else:
+            told |= {"error": death.error}
+        tell(logger, logging.ERROR if failure is None else failure.severity, Event.TASK_ENDED, **self._fields(), **told)
 
     def _fields(self) -> dict[str, Any]:
         return {"task_id": self.request.id, "task": self.task.name, "attempt": self.attempts.attempt}

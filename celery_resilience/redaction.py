@@ -11,8 +11,9 @@ from typing import Any
 
 HIDDEN = "***"
 _SECRET = (
-    r"[\w.-]*(?:passw(?:or)?d|passphrase|secret|token|api_?-?key|access_?-?key|private_?-?key|authorization"
-    r"|credential|cookie|session_?-?id|signature|cvv|cvc|card_?-?number|iban|ssn)[\w.-]*"
+    r"(?<![\w.-])[\w.-]{0,60}"  # bounded, or a long word would be tried from each of its letters
+    r"(?:passw(?:or)?d|passphrase|secret|token|api_?-?key|access_?-?key|private_?-?key|authorization"
+    r"|credential|cookie|session_?-?id|signature|cvv|cvc|card_?-?number|iban|ssn)[\w.-]{0,60}"
 )
 _KEY = re.compile(_SECRET, re.IGNORECASE)
 # A name, its closing quote if it has one, a sign that a value follows, and the value: quoted or a word.
@@ -22,7 +23,7 @@ _PAIR = re.compile(
     re.IGNORECASE,
 )
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
-_URL_PASSWORD = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)[^\s/@]+(?=@)", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"(\b[a-z][a-z0-9+.-]{0,30}://[^\s:/@]*:)[^\s/@]+(?=@)", re.IGNORECASE)
 
 
 def redact_text(text: str) -> str:

@@ -19,6 +19,7 @@ from .breaker import Breakers, CircuitBreaker, Transition
 from .breaker_policy import BreakerPolicy
 from .clock import SYSTEM_CLOCK, Clock
 from .deadletter.queue import LIMIT_SECONDS, DeadLetterQueue
+from .deliveries import Deliveries
 from .errors import StoreUnavailableError
 from .failure import Classifier
 from .limits import Limits
@@ -27,6 +28,7 @@ from .policy import RetryPolicies
 from .redis_store import RedisStore
 from .schedule import KEEP_RECORD_SECONDS, Schedule
 from .settings import PREFIX, Settings
+from .signals import breaker_changed
 from .transport.announce import announce
 from .transport.depth import queue_length
 from .transport.target import broker_name, broker_target, family_of, redis_target
@@ -112,6 +114,13 @@ class Runtime:
             clock=self.clock,
         )
 
+    @cached_property
+    def deliveries(self) -> Deliveries | None:
+        """The record of redelivered and requeued messages, None if no Redis is configured."""
+        if self.schedule is None:
+            return None
+        return Deliveries(self.schedule, requeue_seconds=self.settings.dlq_retention_days * 86400)
+
     def next_pause(self) -> float:
         """Give how long to hold a message before it goes back: longer each time, while nothing can be stored."""
         self._pauses = min(self._pauses + 1, 6)
@@ -173,6 +182,7 @@ class Runtime:
         app = self._app()
         if app is not None:  # a breaker may outlive the app that made it
             announce(app, f"resilience-breaker-{transition.event}", transition.as_dict())
+        breaker_changed.send(sender=transition.breaker, transition=transition)
 
     @property
     def app(self) -> Celery:

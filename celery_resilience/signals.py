@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from celery.utils.dispatch import Signal
 
-task_parked = Signal(name="task_parked", providing_args={"task_id", "waits_for", "delay"})
+task_parked = Signal(name="task_parked", providing_args=["task_id", "waits_for", "delay"])
 """A message was set aside without an attempt. Sender: the task's name."""
 
-task_dead_lettered = Signal(name="task_dead_lettered", providing_args={"letter"})
+task_dead_lettered = Signal(name="task_dead_lettered", providing_args=["letter"])
 """A letter was stored: no attempt follows. Sender: the task's name, None where the message names none."""
 
-breaker_changed = Signal(name="breaker_changed", providing_args={"transition"})
+breaker_changed = Signal(name="breaker_changed", providing_args=["transition"])
 """A breaker has changed its state. Sender: the breaker's name."""

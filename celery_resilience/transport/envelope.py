@@ -113,11 +113,13 @@ def original(properties: Mapping[str, Any] | None, delivery_info: Mapping[str, A
 def received(message: Message) -> Envelope:
     """Give a message as it was delivered, whatever is wrong with it; one that could not be unpacked stays packed."""
     body: Any = message.body
-    headers: Any = message.headers if isinstance(message.headers, Mapping) else {}
+    given: Any = message.headers
+    headers = given if isinstance(given, Mapping) else {}
     own = _own_headers(headers)
     if message.errors and headers.get("compression"):
         own["compression"] = headers["compression"]
-    delivery_info: Any = message.delivery_info if isinstance(message.delivery_info, Mapping) else {}
+    place: Any = message.delivery_info
+    delivery_info = place if isinstance(place, Mapping) else {}
     return Envelope(
         body=body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body or b""),
         content_type=_text_or(message.content_type, "application/data"),

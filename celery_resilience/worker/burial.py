@@ -25,6 +25,7 @@ from ..transport.queues import origin_queue
 
 logger = logging.getLogger(__name__)
 
+BURIED = "_resilience_buried"  # on a request whose letter is stored
 DEAD = "DEAD"  # state of a task whose chord waits for its requeue or discard; not a ready one
 
 
@@ -71,7 +72,7 @@ def tell_of(app: Celery, letter: DeadLetter) -> None:
     fields = {"task_id": letter.task_id, "task": letter.task, "attempt": letter.attempt}
     told = {"reason": letter.reason, "letter": letter.id, "parked": letter.parked}
     tell(logger, logging.ERROR, Event.TASK_DEAD_LETTERED, **fields, **told)
-    hook = getattr(app.tasks.get(letter.task), "on_dead_letter", None)
+    hook = getattr(app.tasks.get(letter.task or ""), "on_dead_letter", None)
     if hook is not None:
         try:
             hook(letter)

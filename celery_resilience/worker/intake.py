@@ -127,7 +127,7 @@ class Intake:
     def _let_go(self, message: Message, then: Callable[[], object]) -> None:
         """Ack, after Celery's own handler has done what it does: what it would reject has its letter already."""
         acknowledge = message.ack_log_error
-        message.reject_log_error = acknowledge  # type: ignore[method-assign]  # of the same kind, on this one message
+        message.reject_log_error = acknowledge  # type: ignore[method-assign, assignment]  # on this one
         try:
             then()
         except self._consumer.connection_errors:
@@ -151,6 +151,7 @@ class Intake:
         """Tell of a message that did not get to Celery's handlers as they would; who waits for its result is told."""
         exc = error if isinstance(error, Exception) else InvalidTaskError(str(error))
         task_rejected.send(sender=self._consumer, message=message, exc=exc)
-        task_id = message.headers.get("id") if isinstance(message.headers, dict) else None
-        if isinstance(task_id, str) and is_name(task_id) and not self._parks(message):
+        headers: Any = message.headers
+        task_id = headers.get("id") if isinstance(headers, dict) else None
+        if is_name(task_id) and not self._parks(message):
             self._consumer.app.backend.mark_as_failure(task_id, InvalidTaskError(shorten(exc)))

@@ -31,7 +31,8 @@ def problem_of(message: Message, app: Celery) -> Problem | None:
         return DeadReason.MALFORMED, "headers are no object"
     if MARK in headers:
         return DeadReason.MALFORMED, _marked(headers[MARK])
-    if isinstance(message.body, UndecodedBody):
+    body: Any = message.body
+    if isinstance(body, UndecodedBody):
         return DeadReason.MALFORMED, "the body is not in the encoding that its envelope names"
     try:
         payload = message.payload

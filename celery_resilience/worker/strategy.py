@@ -71,4 +71,3 @@ def move_if_far(message: Message, eta: Any, runtime: Runtime) -> bool:
         tell(logger, logging.WARNING, Event.ETA_KEPT, task_id=message.headers.get("id"), error=error)
         return False
     return True
-
