@@ -37,7 +37,10 @@ def tolerate(channel: Any, is_ours: Callable[[str], bool]) -> None:
 
     def decode_or_keep(body: Any, encoding: Any = None) -> Any:
         try:
-            return decode(body, encoding)
+            decoded = decode(body, encoding)
+            if encoding == "base64" and (len(body) % 4 or len(decoded) != len(body) // 4 * 3 - body.count("=", -2)):
+                decoded = base64.b64decode("".join(body.split()), validate=True)  # kombu leaves out what is none
+            return decoded
         except Exception:
             return UndecodedBody(body.encode("utf-8", "surrogatepass"))
 

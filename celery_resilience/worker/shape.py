@@ -49,7 +49,9 @@ def timestamp(eta: Any, app: Celery) -> float | None:
     """Read an ETA as seconds since the epoch; None if it is none."""
     try:
         moment = maybe_iso8601(eta)
-        return None if moment is None else maybe_make_aware(moment, app.timezone).timestamp()
+        if moment is None or not 1 < moment.year < 9999:  # at the edges another time zone is out of bounds
+            return None
+        return maybe_make_aware(moment, app.timezone).timestamp()
     except (AttributeError, TypeError, ValueError, OverflowError):
         return None
 
