@@ -27,6 +27,7 @@ class Event(str, Enum):
     DUTY_FAILED = "resilience-duty-failed"
     ETA_KEPT = "resilience-eta-kept"
     LEASE_LOST = "resilience-lease-lost"
+    LETTERS_PURGED = "resilience-letters-purged"
     LIMIT_UNASKED = "resilience-limit-unasked"
     MESSAGE_GARBLED = "resilience-message-garbled"
     MESSAGE_UNROUTABLE = "resilience-message-unroutable"
