@@ -105,7 +105,7 @@ class Ledger:
             rows = [_row(letter, now, state) for letter in new.values()]
             connection.execute(_once(connection, LETTERS, "id"), rows)
             numbers = connection.execute(select(LETTERS.c.id, LETTERS.c.number).where(LETTERS.c.id.in_(list(new))))
-            messages = [_message(number, new[id]) for id, number in numbers.tuples()]
+            messages = [_message(number, new[id]) for id, number in numbers]
             connection.execute(_once(connection, MESSAGES, "number"), messages)
         return len(new)
 
@@ -139,7 +139,7 @@ class Ledger:
         column = LETTERS.c[by]
         with self.database.read() as connection:
             query = select(column, func.count()).where(*chosen.conditions()).group_by(column)
-            return {str(key): int(count) for key, count in connection.execute(query).tuples()}
+            return {str(key): int(count) for key, count in connection.execute(query)}
 
     def groups(self, chosen: LetterFilter, by: str = "fingerprint", limit: int = 50) -> list[Group]:
         """Count letters by what they have in common, the largest group first."""

@@ -85,17 +85,25 @@ class BulkPublisher:
         return True
 
     def _send(self, place: int, envelope: Envelope, queue: str) -> None:
-        properties = {name: value for name, value in envelope.properties.items() if name != "expiration"}
+        properties = {"delivery_mode": 2, **envelope.properties}
+        properties.pop("expiration", None)
         message = self._channel.prepare_message(
             envelope.body,
+            priority=properties.pop("priority", None),
             content_type=envelope.content_type,
             content_encoding=envelope.content_encoding,
             headers=dict(envelope.headers),
-            properties={"delivery_mode": 2, **properties},
+            properties=properties,
         )
+        try:
+            self._channel._basic_publish(message, exchange="", routing_key=queue, mandatory=True)
+        except (*self._connection.connection_errors, *self._connection.channel_errors):
+            raise
+        except Exception:  # AMQP has no way to write it, so nothing was sent
+            self._refused.add(place)
+            return
         self._sent += 1
         self._open[self._sent] = place
-        self._channel._basic_publish(message, exchange="", routing_key=queue, mandatory=True)
 
     def _wait(self) -> None:
         over = self._clock.monotonic() + CONFIRM_SECONDS
