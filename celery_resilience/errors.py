@@ -130,6 +130,20 @@ class QueueFullError(_FieldsError):
         )
 
 
+class SplitDatabaseError(_FieldsError):
+    """Two hosts use two databases: set the same `resilience_database_url` on both, or adopt this one."""
+
+    def __init__(self, mine: str, registered: str) -> None:
+        self.mine = mine
+        self.registered = registered
+        super().__init__(
+            f"This process uses the database {mine}, the fleet is registered with {registered}: set the same "
+            "resilience_database_url everywhere, or run `celery -A proj resilience adopt-database --yes` here.",
+            mine,
+            registered,
+        )
+
+
 class TooManyPausesError(ResilienceError):
     """No more queues and tasks can be paused: resume some first, `celery -A proj resilience pauses` lists them."""
 

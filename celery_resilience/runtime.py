@@ -10,7 +10,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
@@ -32,6 +32,11 @@ from .signals import breaker_changed
 from .transport.announce import announce
 from .transport.depth import queue_length
 from .transport.target import broker_name, broker_target, family_of, redis_target
+
+if TYPE_CHECKING:
+    from .deadletter.desk import Desk
+    from .deadletter.identity import Registration
+    from .sql_store import Database
 
 _ATTRIBUTE = "_resilience_runtime"
 _apps: weakref.WeakSet[Celery] = weakref.WeakSet()
@@ -120,6 +125,53 @@ class Runtime:
         if self.schedule is None:
             return None
         return Deliveries(self.schedule, requeue_seconds=self.settings.dlq_retention_days * 86400)
+
+    @cached_property
+    def database(self) -> Database:
+        """The SQL database of letters and jobs; nothing is opened before it is used."""
+        from .sql_store import Database, default_url  # senders of tasks need not load SQL
+
+        return Database(self.settings.database_url or default_url(self.app.main or "celery"), self.clock)
+
+    @cached_property
+    def registration(self) -> Registration:
+        """The fleet's word on which database is the right one."""
+        from .deadletter.identity import Registration
+
+        return Registration(self.store, self.database, self.app.main or "celery")
+
+    @cached_property
+    def desk(self) -> Desk:
+        """The verbs on dead letters."""
+        from .deadletter.desk import Desk
+        from .deadletter.ledger import Ledger
+        from .deadletter.redrive import Redrive
+
+        retention_days = self.settings.dlq_retention_days
+        keep = retention_days * 86400
+        return Desk(
+            self.app,
+            self.dead_letters,
+            Ledger(self.database),
+            Redrive(self.app, self.broker_store, keep_seconds=keep, clock=self.clock),
+            self.registration,
+            retention_days=retention_days,
+            open_breaker_of=self._open_breaker_of,
+            clock=self.clock,
+        )
+
+    def _open_breaker_of(self, task: str) -> str | None:
+        """Name the breaker that would refuse this task now; one that depends on arguments is not looked at."""
+        option = getattr(type(self.app.tasks.get(task)), "breaker", None)
+        if option is None and self.settings.default_breaker == "task":
+            option = task
+        names = [option] if isinstance(option, str) else option if isinstance(option, (list, tuple)) else []
+        for name in names:
+            with contextlib.suppress(StoreUnavailableError):
+                found = self.breakers.find(name)
+                if found is not None and found.state in ("open", "forced open"):
+                    return str(name)
+        return None
 
     def next_pause(self) -> float:
         """Give how long to hold a message before it goes back: longer each time, while nothing can be stored."""

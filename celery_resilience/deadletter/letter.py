@@ -82,7 +82,7 @@ class DeadLetter:
     @property
     def has_run(self) -> bool:
         """Say whether its last attempt was made, and not only refused or never understood."""
-        return self.reason in _RAN or _KINDS.get(self.reason) == "lost"
+        return has_run(self.reason)
 
     def as_dict(self) -> dict[str, Any]:
         """Give plain values for JSON, without the message itself."""
@@ -94,6 +94,11 @@ class DeadLetter:
             "versions": dict(self.versions),
             "canvas": dict(self.canvas),
         }
+
+
+def has_run(reason: DeadReason) -> bool:
+    """Say whether a death of this kind comes after a run of the body."""
+    return reason in _RAN or _KINDS.get(reason) == "lost"
 
 
 def make_letter(

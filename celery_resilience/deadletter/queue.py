@@ -25,6 +25,7 @@ from .letter import DeadLetter, read_letter, to_message
 
 LIMIT_SECONDS = 1.0
 LEASE_SECONDS = 60.0
+BATCH_BYTES = 16 * 2**20
 _GROUP = "dlq"
 Answer = TypeVar("Answer")
 
@@ -140,7 +141,7 @@ class DeadLetterQueue:
         store = self._store
         assert store is not None
         keys, queue_list = self._keys(name), redis_list_of(self._app, name)
-        args = [limit, int(LEASE_SECONDS * 1000), self._clock.token()]
+        args = [limit, int(LEASE_SECONDS * 1000), self._clock.token(), BATCH_BYTES]
         answer = store.run("dlq_take", [queue_list, *keys], args)
         names, packed = answer[::2], answer[1::2]
         if not names:

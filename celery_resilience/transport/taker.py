@@ -16,6 +16,7 @@ from .envelope import Envelope
 from .publisher import connection_within
 
 IDLE_SECONDS = 0.5  # what was counted but does not come by then is somebody else's
+FEWEST_AT_ONCE, MOST_AT_ONCE, LARGE_BYTES = 20, 300, 8 * 2**20
 _TOLD_APART = ("application_headers", "content_type", "content_encoding")
 _NOT_OURS = (*_TOLD_APART, "delivery_info", "delivery_tag", "body_encoding")
 Taken = tuple[Envelope, str | None]
@@ -30,11 +31,12 @@ class Taker:
         self._connection: Any = None
         self._channel: Any = None
         self._tags: list[Any] = []
+        self._prefetch = FEWEST_AT_ONCE
 
     def take(self, queue: str, limit: int) -> list[Taken]:
         """Take up to `limit` messages; each with what tells it from others, where the broker says so (Redis)."""
         try:
-            waiting = min(limit, self.count(queue))
+            waiting = min(limit, self._prefetch, self.count(queue))
             if not waiting:
                 return []
             return self._consume(queue, waiting) if self._is_amqp() else self._get(queue, waiting)
@@ -94,6 +96,9 @@ class Taker:
                 break
         self._channel.basic_cancel(consumer)
         self._tags = [raw.delivery_info["delivery_tag"] for raw in taken]
+        # AMQP counts messages and not bytes: begin with few, and take more while they are small.
+        is_large = sum(len(raw.body) for raw in taken) > LARGE_BYTES
+        self._prefetch = max(1, self._prefetch // 4) if is_large else min(MOST_AT_ONCE, self._prefetch * 4)
         return [(_of_amqp(raw), None) for raw in taken]
 
     def _get(self, queue: str, waiting: int) -> list[Taken]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from celery_resilience.testing import EmbeddedRedis
-from tests.support.letters import LetterBox, options
+from tests.support.letterbox import LetterBox, options
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.stage import Stage, open_stage
 from tests.support.waiting import wait_until

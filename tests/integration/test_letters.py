@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from celery_resilience.testing import embedded_redis
-from tests.support.letters import LetterBox, options
+from tests.support.letterbox import LetterBox, options
 from tests.support.stage import Stage, open_stage
 from tests.support.waiting import wait_until
 from tests.support.workers import WorkerProcess

@@ -11,7 +11,7 @@ import kombu
 import pytest
 
 from celery_resilience.testing import embedded_redis
-from tests.support.letters import LetterBox, options
+from tests.support.letterbox import LetterBox, options
 from tests.support.malformed import KINDS, Kind
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.stage import Stage, open_stage
