@@ -19,7 +19,7 @@ from .errors import shorten
 from .events import Event, tell
 from .runtime import Runtime, runtime_of
 from .transport.envelope import original
-from .worker.burial import BURIED, Death, letter_of, tell_of, waits_in_chord
+from .worker.burial import BURIED, Death, letter_of, tell_of, waiting_group
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def letter_for(task: Any, request: Any, runtime: Runtime, attempts: Attempts, de
         attempts=attempts,
         delivery_tag=(request.properties or {}).get("delivery_tag"),
         worker=str(request.hostname or ""),
-        parked=waits_in_chord(task.backend, task.when_dead, request.chord, request.chain),
+        group=waiting_group(task.backend, task.when_dead, request),
     )
 
 

@@ -26,6 +26,7 @@ class Settings:
     `breaker_policy` is for breakers without one in `breakers`, by name; of `max_breakers` the least used are forgotten.
     `broker_name` names the broker in a Redis that is not the broker's own, so that a change of its URL strands nothing.
     `visibility_timeout_seconds` applies the recommended transport options to a Redis broker.
+    `dlq_enabled` has dead tasks kept as letters, `dlq_collect` has workers move them from the DLQ into the ledger.
     `dlq_queue` names the queue of dead letters, `{queue}` in it stands for the queue that a message came from.
     `database_url` is where letters and jobs are kept; without it a SQLite file of this machine, named by the app.
     """
@@ -47,6 +48,7 @@ class Settings:
     store_cooldown_seconds: float = 5.0
     requeue_pause_seconds: float = 1.0
     dlq_enabled: bool = True
+    dlq_collect: bool = True
     dlq_queue: str = "resilience.dlq"
     dlq_retention_days: float = 30.0
     database_url: str | None = None
@@ -89,9 +91,10 @@ class Settings:
         whole_number(PREFIX + "max_breakers", self.max_breakers, low=1, high=100_000)
 
     def _check_dead_letters(self) -> None:
-        enabled: Any = self.dlq_enabled
-        if not isinstance(enabled, bool):
-            raise ConfigurationError(PREFIX + "dlq_enabled", enabled, "is not True or False", "Write False for off.")
+        for name in ("dlq_enabled", "dlq_collect"):
+            is_on: Any = getattr(self, name)
+            if not isinstance(is_on, bool):
+                raise ConfigurationError(PREFIX + name, is_on, "is not True or False", "Write False for off.")
         required(PREFIX + "dlq_queue", self.dlq_queue)
         text(PREFIX + "dlq_queue", self.dlq_queue, "resilience.dlq")
         text(PREFIX + "database_url", self.database_url, "postgresql+psycopg://user@host/resilience")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery import Celery
 
 from .bulkhead import BulkheadStep
+from .collector import CollectorStep
 from .intake import IntakeStep
 from .lease import LeaseStep
 from .pause import PauseStep
@@ -20,3 +21,4 @@ def install(app: Celery) -> None:
     app.steps["consumer"].add(SchedulerStep)
     app.steps["consumer"].add(BulkheadStep)
     app.steps["consumer"].add(PauseStep)
+    app.steps["consumer"].add(CollectorStep)

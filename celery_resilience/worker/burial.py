@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery import Celery
@@ -47,12 +47,12 @@ def letter_of(
     attempts: Attempts | None = None,
     delivery_tag: object = None,
     worker: str = "",
-    parked: bool = False,
+    group: str | None = None,
 ) -> DeadLetter:
-    """Make the letter of a message that this app received."""
+    """Make the letter of a message that this app received; `group` is that of the chord which waits for it, if any."""
     delivery_info = {"exchange": envelope.exchange, "routing_key": envelope.routing_key}
     queue = attempts.queue if attempts is not None and attempts.queue else origin_queue(runtime.app, delivery_info)
-    return make_letter(
+    letter = make_letter(
         envelope,
         death.reason,
         failure=death.failure,
@@ -62,9 +62,10 @@ def letter_of(
         queue=queue,
         unique=delivery_tag if isinstance(delivery_tag, str) else None,  # a number is one channel's, and comes again
         worker=worker,
-        parked=parked,
+        parked=group is not None,
         clock=runtime.clock,
     )
+    return replace(letter, canvas={**letter.canvas, "group": group}) if group else letter
 
 
 def tell_of(app: Celery, letter: DeadLetter) -> None:
@@ -81,14 +82,21 @@ def tell_of(app: Celery, letter: DeadLetter) -> None:
     task_dead_lettered.send(sender=letter.task, letter=letter)
 
 
-def waits_in_chord(backend: Any, when_dead: str, chord: object, chain: object) -> bool:
-    """Say whether a task's death is to leave its chord waiting, rather than to fail it."""
-    if when_dead != "auto":
-        return when_dead == "park"
-    if not getattr(backend, "supports_native_join", False):
-        return False
-    links = chain if isinstance(chain, (list, tuple)) else ()
-    return bool(chord) or any(_options(link).get("chord") for link in links)
+def waiting_group(backend: Any, when_dead: str, request: Any) -> str | None:
+    """Name the group whose chord is to wait for a dead task, rather than to fail; None if the task just fails.
+
+    It is empty where a task is parked that belongs to none. `request` is a Celery context, or anything with its fields.
+    """
+    is_joined = getattr(backend, "supports_native_join", False)
+    if when_dead == "fail" or (when_dead == "auto" and not is_joined):
+        return None
+    if request.chord:
+        return str(request.group or "")
+    links = request.chain if isinstance(request.chain, (list, tuple)) else ()
+    for options in map(_options, links):
+        if options.get("chord"):
+            return str(options.get("group_id") or "")
+    return "" if when_dead == "park" else None
 
 
 def store_dead(task: Any, request: Any, letter: DeadLetter) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from celery import bootsteps
+from celery.app.task import Context
 from celery.exceptions import InvalidTaskError
 from celery.signals import task_rejected
 from kombu.exceptions import ContentDisallowed
@@ -22,7 +23,7 @@ from ..events import Event, tell
 from ..runtime import runtime_of
 from ..transport.envelope import received
 from ..transport.sound import bound_decompression, tolerate
-from .burial import Death, letter_of, waits_in_chord
+from .burial import Death, letter_of, waiting_group
 from .shape import is_name, problem_of
 from .undertaker import Undertaker
 
@@ -120,7 +121,7 @@ class Intake:
             Death(reason=reason, error=error),
             delivery_tag=message.delivery_tag,
             worker=str(self._consumer.hostname),
-            parked=self._parks(message),
+            group=self._group(message),
         )
         self._undertaker.bury(letter, partial(self._let_go, message, then))
 
@@ -137,15 +138,15 @@ class Intake:
         if not message.acknowledged:
             acknowledge(logger, self._consumer.connection_errors)
 
-    def _parks(self, message: Message) -> bool:
-        """Say whether a chord will wait for this one: its task may be known to the next deployment."""
+    def _group(self, message: Message) -> str | None:
+        """Name the group whose chord waits for this one, if any does: its task may be known to the next deployment."""
         try:
             _, _, embed = message.payload
-            task = self._consumer.app.tasks.get(message.headers["task"])
-            chord, chain = embed.get("chord"), embed.get("chain")
+            request = Context({**message.headers, **embed})
+            when_dead = getattr(self._consumer.app.tasks.get(message.headers["task"]), "when_dead", "auto")
+            return waiting_group(self._consumer.app.backend, when_dead, request)
         except Exception:  # no body that could name a chord
-            return False
-        return waits_in_chord(self._consumer.app.backend, getattr(task, "when_dead", "auto"), chord, chain)
+            return None
 
     def _reject(self, message: Message, error: BaseException | str) -> None:
         """Tell of a message that did not get to Celery's handlers as they would; who waits for its result is told."""
@@ -153,5 +154,5 @@ class Intake:
         task_rejected.send(sender=self._consumer, message=message, exc=exc)
         headers: Any = message.headers
         task_id = headers.get("id") if isinstance(headers, dict) else None
-        if is_name(task_id) and not self._parks(message):
+        if is_name(task_id) and self._group(message) is None:
             self._consumer.app.backend.mark_as_failure(task_id, InvalidTaskError(shorten(exc)))

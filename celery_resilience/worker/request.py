@@ -25,7 +25,7 @@ from ..events import Event, tell
 from ..runtime import Runtime, runtime_of
 from ..transport.envelope import original, received
 from ..transport.lineage import lineage_name
-from .burial import BURIED, Death, letter_of, store_dead, waits_in_chord
+from .burial import BURIED, Death, letter_of, store_dead, waiting_group
 from .undertaker import Undertaker, undertaker_of
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,6 @@ class ResilientRequest(_Request):  # type: ignore[misc]  # see above
 
     def _bury(self, undertaker: Undertaker, death: Death, then: Any) -> None:
         message = self.message
-        parked = waits_in_chord(self.task.backend, self.task.when_dead, self._context.chord, self._context.chain)
         letter = letter_of(
             self._runtime,
             original(message.properties, message.delivery_info) or received(message),
@@ -110,7 +109,7 @@ class ResilientRequest(_Request):  # type: ignore[misc]  # see above
             attempts=self._attempts,
             delivery_tag=message.delivery_tag,
             worker=str(self.hostname),
-            parked=parked,
+            group=waiting_group(self.task.backend, self.task.when_dead, self._context),
         )
         undertaker.bury(letter, partial(self._die, letter, then))
 

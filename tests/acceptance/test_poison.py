@@ -82,9 +82,7 @@ def test_what_was_only_prefetched_beside_a_killer_is_not_blamed(stage: Stage) ->
     result = stage.send("linger", killer)
     bystanders = []
     for start in range(1, 4):
-        worker = stage.worker(
-            concurrency=1, args=("--prefetch-multiplier", "8", "--without-mingle", "--without-gossip")
-        )
+        worker = stage.worker(concurrency=1, args=("--prefetch-multiplier", "8", *QUICK_START))
         stage.wait_runs(killer, start)
         if start == 1:
             bystanders = [(key := stage.key(), stage.send("linger", key, 0.01)) for _ in range(5)]

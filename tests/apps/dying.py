@@ -1,8 +1,4 @@
-"""The app of tests.apps.resilient, with tasks that die in every way, and notes of who was told of it.
-
-Beside the variables of tests.apps.resilient:
-COLLECT         the workers collect letters by themselves if it is set; otherwise a test finds them in the DLQ
-"""
+"""The app of tests.apps.resilient, with tasks that die in every way, and notes of who was told of it."""
 
 from __future__ import annotations
 
