@@ -67,6 +67,12 @@ class OutOfMemoryError(ResilienceError):
     failure_class = "SYSTEM"
 
 
+class ProcessExitError(ResilienceError):
+    """The body asked its process to exit, which it shares with other tasks: raise an error, or use the prefork pool."""
+
+    failure_class = "POISON"
+
+
 class _FieldsError(ResilienceError):
     """An error whose `args` are its fields: pickle and Celery's result back ends make it of them again."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from celery.exceptions import Retry as CeleryRetry
 
 from .admission import Admission, Refused
 from .attempts import HEADER, Attempts, attempts_for, slot_of
+from .crashpoints import crashpoint
 from .decision import DeadLetter, DeadReason, Decision, History, Retry, decide
 from .deliveries import Begun, is_redelivered
 from .ending import is_lettered, letter_for, written
@@ -132,6 +134,8 @@ class Outcome:
             if admission is not None:
                 admission.cancel()
             return self.park(error.name, error.retry_after, error)  # nobody was called: no attempt was made
+        if isinstance(error, MemoryError):
+            traceback.clear_frames(error.__traceback__)  # its locals may be what took all the memory
         failure = self.classify(error)
         if admission is not None:
             admission.failed(failure)
@@ -154,6 +158,7 @@ class Outcome:
         if letter is None:
             return None
         self._keep_or_give_back(lambda: self.runtime.dead_letters.publish(letter), error, Event.LETTER_NOT_STORED)
+        crashpoint("letter.stored")
         self.request.__dict__[BURIED] = True
         self._forget_start()
         tell_of(self.task.app, letter)

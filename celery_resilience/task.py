@@ -12,10 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from billiard import current_process
 from billiard.einfo import ExceptionInfo
 from celery import Celery, Task
 from celery._state import get_current_task
-from celery.exceptions import Reject
+from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 from celery.exceptions import Retry as CeleryRetry
 from celery.signals import task_retry
 from celery.utils.time import maybe_make_aware
@@ -29,7 +30,7 @@ from .deadletter import DeadLetter
 from .decision import DeadLetter as End
 from .decision import Retry
 from .ending import watch_failures
-from .errors import BreakerOpenError
+from .errors import BreakerOpenError, ProcessExitError
 from .failure import FailureClass
 from .gates import BreakerOption, RateOption, WhenOpen
 from .outcome import REFUSED, Outcome, Plan, celery_retry, heals
@@ -40,6 +41,7 @@ from .task_options import check_options, gates_of, option
 from .transport.depth import queue_of
 
 BUILT_IN = "celery."
+MAIN = "MainProcess"
 COUNT = "x-delivery-count"  # of a quorum queue
 STAGE = "_resilience_stage"  # on a request: how far into __call__ and body it is
 STORE = "_resilience_store"  # on a request: what a signature made by retry() does instead of publishing
@@ -80,7 +82,12 @@ def _as_attempt(body: Body, otherwise: Body) -> Body:
 
 def _run(task: ResilientTask, *args: Any, **kwargs: Any) -> Any:
     task.request_stack.top.__dict__[STAGE] = "body"
-    return task.run(*args, **kwargs)
+    try:
+        return task.run(*args, **kwargs)
+    except SystemExit as leave:
+        if current_process().name != MAIN or isinstance(leave, (WorkerShutdown, WorkerTerminate)):
+            raise  # a pool process of its own, which ends; or the worker itself was told to
+        raise ProcessExitError from leave  # threads and greenlets share their process with other tasks
 
 
 def _run_within(task: ResilientTask, *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from celery import Celery
 
+from ..crashpoints import crashpoint
 from ..deadletter import DeadLetter
 from ..errors import shorten
 from ..events import Event, tell
@@ -69,6 +70,7 @@ class Undertaker:
             fields = {"task_id": letter.task_id, "task": letter.task, "attempt": letter.attempt}
             tell(logger, logging.WARNING, Event.LETTER_NOT_STORED, **fields, error=shorten(error))
             return False
+        crashpoint("letter.stored")
         tell_of(self._app, letter)
         then()
         return True
