@@ -129,6 +129,12 @@ class Claims:
         with self._database.read() as connection:
             return int(connection.execute(query).scalar_one())
 
+    def task_ids(self, run: str) -> list[str]:
+        """Give the ids of the tasks that a run has sent back."""
+        query = select(LETTERS.c.task_id).where(LETTERS.c.claim == run, LETTERS.c.task_id.is_not(None))
+        with self._database.read() as connection:
+            return [str(task_id) for task_id in connection.scalars(query)]
+
     @staticmethod
     def _change(connection: Connection, numbers: Sequence[int], before: str, values: Mapping[str, Any]) -> int:
         if not numbers:

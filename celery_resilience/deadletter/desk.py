@@ -188,6 +188,14 @@ class Desk:
         """Count the tasks that a run sent back and that died once more; only what is collected is known."""
         return self._settling.claims.died_again(run)
 
+    def task_ids(self, run: str) -> list[str]:
+        """Give the ids of the tasks that a run has sent back."""
+        return self._settling.claims.task_ids(run)
+
+    def without_queue(self, chosen: LetterFilter) -> int:
+        """Count the letters that can only be sent to a queue that is given."""
+        return self.ledger.count(replace(chosen, state="waiting"), [LETTERS.c.queue.is_(None)])
+
     def close(self) -> None:
         """Close the connections."""
         self._redrive.close()

@@ -42,8 +42,9 @@ class Registration:
         """Register this database in place of another; gives the URL of that one, None if there was none."""
         if self._store is None:
             return None
-        self._database.identity  # noqa: B018  # before anything is written: it may be away
-        known = self._store.command("SET", self._key, self._text(), "GET")
+        text = self._text()  # the database first: it may be away
+        known = self._store.command("GET", self._key)
+        self._store.command("SET", self._key, text)
         return str(json.loads(known).get("url")) if known else None
 
     def is_our_turn(self, what: str, seconds: float) -> bool:
@@ -51,7 +52,7 @@ class Registration:
         if self._store is None:
             return True
         key = self._store.key(_GROUP, "turn", what)
-        return self._store.command("SET", key, 1, "NX", "EX", int(seconds)) is not None
+        return bool(self._store.command("SET", key, 1, "NX", "EX", int(seconds)))
 
     @property
     def _key(self) -> str:

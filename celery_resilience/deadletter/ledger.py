@@ -156,6 +156,13 @@ class Ledger:
             if row[4] in examples
         ]
 
+    def oldest(self) -> float | None:
+        """Give when the oldest letter that waits died, None if none waits."""
+        query = select(func.min(LETTERS.c.failed_at)).where(*LetterFilter().conditions())
+        with self.database.read() as connection:
+            found = connection.execute(query).scalar()
+        return None if found is None else float(found)
+
     def related(self, task_id: str) -> list[StoredLetter]:
         """List all letters of one task, the first death first: it may have died again after a requeue."""
         query = select(*_SHOWN).where(LETTERS.c.task_id == task_id).order_by(LETTERS.c.number).limit(100)
