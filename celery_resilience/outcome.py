@@ -7,18 +7,16 @@ that has Celery ack the message; if it cannot be stored, the message goes back.
 from __future__ import annotations
 
 import logging
-import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as CeleryRetry
 
 from .admission import Admission, Refused
-from .attempts import HEADER, Attempts, attempts_for, slot_of
+from .attempts import Attempts, slot_of
 from .crashpoints import crashpoint
 from .decision import DeadLetter, DeadReason, Decision, History, Retry, decide
 from .deliveries import Begun, is_redelivered
@@ -32,62 +30,39 @@ from .errors import (
     StoreUnavailableError,
 )
 from .events import Event, tell
-from .failure import Classifier, Failure, FailureClass, FailureContext
-from .gates import Gates
-from .policy import RETRYABLE, RetryPolicies, RetryPolicy, policies_from
-from .runtime import Runtime
-from .schedule import Schedule
+from .failure import Failure, FailureClass, FailureContext
+from .onward import Run, lineage_of
+from .policy import RetryPolicy, policies_from
 from .settings import policy_of_call
 from .signals import task_parked
-from .transport.envelope import Envelope, original, with_arguments
-from .transport.lineage import has_own_lineage, lineage_name
-from .transport.queues import delays_natively, origin_queue
+from .transport.envelope import original
 from .worker.burial import BURIED, Death, store_dead, tell_of
 
 logger = logging.getLogger(__name__)
 
 
-Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 BUDGET_COST = {FailureClass.RATE_LIMITED: 2.0}  # what a retry of a class takes from the budget; 1 where not told
 LONGEST_PARK_SECONDS = 60.0  # then it asks again: a refusal may have come from knowledge that was out of date
 REFUSED = "_resilience_refused"  # set on a request whose body was told that Celery's own limit is reached
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The options of one task, laid over those of its app."""
-
-    policies: RetryPolicies
-    classifier: Classifier
-    deadline_seconds: float | None
-    gates: Gates
-
-
-class Outcome:
+class Outcome(Run):
     """One run of a body: what may start it, and what follows from its end."""
-
-    def __init__(self, task: Any, request: Any, runtime: Runtime, plan: Plan) -> None:
-        self.task = task
-        self.request = request
-        self.runtime = runtime
-        self.plan = plan
-        self.attempts = attempts_of(request)
-        self._is_on_record = False
 
     def admit(self) -> None:
         """Let the body of a message that is not the first start, or raise what keeps it from starting."""
         begun = self._begin()
         match begun.verdict:
             case "behind":
-                tell(logger, logging.INFO, Event.ATTEMPT_SUPERSEDED, **self._fields())
+                tell(logger, logging.INFO, Event.ATTEMPT_SUPERSEDED, **self.fields())
                 raise Ignore(f"Attempt {self.attempts.attempt} has been followed by a later one.")
             case "duplicate":
-                tell(logger, logging.INFO, Event.DELIVERY_DUPLICATED, **self._fields())
+                tell(logger, logging.INFO, Event.DELIVERY_DUPLICATED, **self.fields())
                 raise Ignore("Another message of the same requeue has run.")
             case "poison":
                 poison = PoisonError(begun.starts)
                 raise self.end(Death(reason=DeadReason.POISON, error=poison), poison) or poison
-        self._is_on_record = begun.starts > 0
+        self.is_on_record = begun.starts > 0
         deadline_at = self.attempts.deadline_at
         if deadline_at is not None and self.runtime.clock.time() > deadline_at:
             late = DeadlineExceededError()
@@ -102,9 +77,9 @@ class Outcome:
         try:
             yield
         except Exception:
-            self._forget_start()
+            self.forget_start()
             raise
-        self._forget_start()
+        self.forget_start()
 
     def classify(self, error: Exception) -> Failure:
         """Classify the live exception, with all that the rules may look at."""
@@ -157,10 +132,10 @@ class Outcome:
         letter = letter_for(self.task, self.request, self.runtime, self.attempts, death)
         if letter is None:
             return None
-        self._keep_or_give_back(lambda: self.runtime.dead_letters.publish(letter), error, Event.LETTER_NOT_STORED)
+        self.keep_or_give_back(lambda: self.runtime.dead_letters.publish(letter), error, Event.LETTER_NOT_STORED)
         crashpoint("letter.stored")
         self.request.__dict__[BURIED] = True
-        self._forget_start()
+        self.forget_start()
         tell_of(self.task.app, letter)
         if not letter.parked:
             return None
@@ -184,27 +159,17 @@ class Outcome:
         if is_too_late or schedule is None or envelope is None:
             reason = DeadReason.DEADLINE if is_too_late else DeadReason.REFUSED_BY_GATE
             return self.end(Death(reason=reason, error=error), error)
-        self._keep_or_give_back(lambda: self._store_park(schedule, envelope, attempts, delay, waits_for), error)
-        tell(logger, logging.INFO, Event.TASK_PARKED, **self._fields(), waits_for=waits_for, delay=round(delay, 3))
+        self.keep_or_give_back(lambda: self.store_park(schedule, envelope, attempts, delay, waits_for), error)
+        tell(logger, logging.INFO, Event.TASK_PARKED, **self.fields(), waits_for=waits_for, delay=round(delay, 3))
         task_parked.send(sender=self.task.name, task_id=self.request.id, waits_for=waits_for, delay=delay)
         return Ignore(str(error))
-
-    def _store_park(
-        self, schedule: Schedule, envelope: Envelope, attempts: Attempts, delay: float, waits_for: str
-    ) -> None:
-        attempts, number = self.travelling(attempts), attempts.step + 1
-        message = next_message(envelope, attempts, self.request.retries)
-        if not schedule.add_park(message, attempts.queue, str(attempts.lineage), number, delay, waits_for):
-            own = self._beside_namesake(attempts)
-            if own is not None:
-                message = next_message(envelope, own, self.request.retries)
-                schedule.add_park(message, own.queue, str(own.lineage), number, delay, waits_for)
 
     def refuse(self, refused: Refused) -> BaseException:
         """Give what to raise when a gate refuses: the refusal itself, or what sets the message aside."""
         if isinstance(refused.error, BreakerOpenError):
             match self.plan.gates.when_open:
                 case "fail":
+                    self.request.__dict__[BURIED] = True  # the caller wants to know at once, not a letter
                     return refused.error
                 case "dead_letter":
                     death = Death(reason=DeadReason.CIRCUIT_OPEN, error=refused.error)
@@ -221,102 +186,10 @@ class Outcome:
         deadline_at = self.started(now).deadline_at
         return delay if deadline_at is not None and now + held > deadline_at else held
 
-    def store(
-        self, attempts: Attempts, delay: float, error: BaseException | None, arguments: Arguments | None = None
-    ) -> None:
-        """Store the next attempt, with other arguments if some are given; else the message goes back, after a pause."""
-        self._keep_or_give_back(lambda: self._store(attempts, delay, arguments), error)
-
-    def _keep_or_give_back(
-        self, keep: Callable[[], None], error: BaseException | None, otherwise: Event = Event.ATTEMPT_NOT_STORED
-    ) -> None:
-        try:
-            keep()
-        except Exception as problem:
-            tell(logger, logging.WARNING, otherwise, **self._fields(), error=problem)
-            if not (self.task.acks_late and heals(problem)):
-                raise (error or problem) from problem  # acked before it ran, or nothing to hope for
-            self._give_back(problem)
-        self.runtime.forget_pauses()
-
-    def _give_back(self, problem: Exception) -> NoReturn:
-        """Have the message go back to its queue, after a pause that grows while nothing can be stored."""
-        pause = self.runtime.next_pause()
-        self.runtime.clock.sleep(self.runtime.clock.uniform(pause / 2, pause))
-        self._forget_start()
-        raise Reject(problem, requeue=True) from problem
-
-    def travelling(self, attempts: Attempts) -> Attempts:
-        """Give the attempts with what the next message must know of its origin."""
-        queue = attempts.queue or origin_queue(self.task.app, self.request.delivery_info or {})
-        lineage = attempts.lineage or lineage_of(self.request)
-        return replace(attempts, queue=queue, lineage=lineage)
-
-    def _store(self, attempts: Attempts, delay: float, arguments: Arguments | None) -> None:
-        attempts = self.travelling(attempts)
-        envelope = original(self.request.properties, self.request.delivery_info)
-        schedule = self.runtime.schedule
-        is_native = delays_natively(self.task.app, self.runtime.family, attempts.queue)
-        # RabbitMQ counts delays in whole seconds: shorter ones are the schedule's, where there is one.
-        if schedule is None or envelope is None or (is_native and delay >= 1):
-            delay = max(1, math.ceil(delay)) if is_native else delay
-            self._publish(attempts, delay, arguments)
-            if schedule is not None:
-                schedule.record(str(attempts.lineage), attempts.step + 1, delay)
-            return
-        if arguments is not None:
-            envelope = with_arguments(envelope, *arguments, accept=self.task.app.conf.accept_content)
-        envelope = next_message(envelope, attempts, self.request.retries + 1)
-        number = attempts.step + 1
-        if not schedule.add_attempt(envelope, attempts.queue, str(attempts.lineage), number, delay):
-            own = self._beside_namesake(attempts)
-            if own is not None:
-                envelope = next_message(envelope, own, self.request.retries + 1)
-                schedule.add_attempt(envelope, own.queue, str(own.lineage), number, delay)
-
-    def _beside_namesake(self, attempts: Attempts) -> Attempts | None:
-        """Follow a message that is on record already: a twin of this run stored it, and there is nothing to do (None).
-
-        Unless the record may be of another message with the same task id: then this one gets a lineage of its own.
-        """
-        is_redelivered = (self.request.delivery_info or {}).get("redelivered")
-        if self.attempts.lineage is not None or is_redelivered or has_own_lineage(self.request.properties):
-            return None
-        return replace(attempts, lineage=f"{attempts.lineage}:{self.runtime.clock.token()}")
-
-    def _publish(self, attempts: Attempts, delay: float, arguments: Arguments | None) -> None:
-        """Let Celery publish the next attempt with a delay: natively on quorum queues, else by ETA."""
-        headers = {**(self.request.headers or {}), HEADER: attempts.to_header()}
-        headers.pop("redelivered", None)
-        args: Any
-        kwargs: Any
-        args, kwargs = arguments or (None, None)
-        signature = self.task.signature_from_request(
-            self.request,
-            args,
-            kwargs,
-            queue=attempts.queue,
-            countdown=delay,
-            retries=self.request.retries + 1,
-            headers=headers,
-        )
-        signature.apply_async()
-
     def after(self, failure: Failure, delay: float) -> Attempts:
         worker = str(self.request.hostname or "")
         now = self.runtime.clock.time()
         return self.started(now).after_failure(failure, delay=delay, at=now, worker=worker)
-
-    def started(self, now: float) -> Attempts:
-        """Give the attempts with a deadline, which counts from here if no publish of ours has set it."""
-        seconds, deadline_at = self._deadline_seconds(), self.attempts.deadline_at
-        if deadline_at is None and seconds is not None:
-            deadline_at = now + seconds
-        return replace(self.attempts, task_id=self.request.id, deadline_at=deadline_at)
-
-    def _deadline_seconds(self) -> float | None:
-        of_call = self.attempts.options.get("deadline_seconds")
-        return of_call if of_call is not None else self.plan.deadline_seconds
 
     def _policy(self, kind: FailureClass) -> RetryPolicy:
         of_call = policy_of_call(self.attempts.options)
@@ -333,20 +206,10 @@ class Outcome:
         try:
             return deliveries.begin(self.attempts, lineage, is_redelivered=is_again, max_crashes=limit)
         except StoreUnavailableError as problem:
-            tell(logger, logging.WARNING, Event.REDELIVERY_UNCHECKED, **self._fields(), error=problem)
+            tell(logger, logging.WARNING, Event.REDELIVERY_UNCHECKED, **self.fields(), error=problem)
             if self.attempts.requeue and self.task.acks_late:
-                self._give_back(problem)  # its twin may have run
+                self.give_back(problem)  # its twin may have run
             return Begun("run", 0)
-
-    def _forget_start(self) -> None:
-        deliveries = self.runtime.deliveries
-        if not self._is_on_record or deliveries is None:
-            return
-        self._is_on_record = False
-        try:
-            deliveries.ended(self.attempts, self.attempts.lineage or lineage_of(self.request))
-        except StoreUnavailableError as problem:
-            tell(logger, logging.WARNING, Event.REDELIVERY_UNCHECKED, **self._fields(), error=problem)
 
     def _tell_end(self, death: Death) -> None:
         failure = death.failure
@@ -355,39 +218,10 @@ class Outcome:
             told |= {"failure_class": failure.failure_class, "fingerprint": failure.fingerprint}
         else:
             told |= {"error": death.error}
-        tell(logger, logging.ERROR if failure is None else failure.severity, Event.TASK_ENDED, **self._fields(), **told)
-
-    def _fields(self) -> dict[str, Any]:
-        return {"task_id": self.request.id, "task": self.task.name, "attempt": self.attempts.attempt}
-
-
-def attempts_of(request: Any) -> Attempts:
-    """Read the attempts from a request, where a worker or an eager call left them."""
-    header = request.__dict__.get(HEADER)
-    if header is None and request.headers:
-        header = request.headers.get(HEADER)
-    return attempts_for(header, request.id)
+        tell(logger, logging.ERROR if failure is None else failure.severity, Event.TASK_ENDED, **self.fields(), **told)
 
 
 def celery_retry(error: BaseException | None, delay: float, *, is_eager: bool = False) -> CeleryRetry:
     """Give what has Celery store RETRY, call `on_retry`, and ack."""
     make: Callable[..., CeleryRetry] = CeleryRetry
     return make(exc=error, when=round(delay, 3), is_eager=is_eager)
-
-
-def lineage_of(request: Any) -> str:
-    """Name the line of attempts that begins with this message."""
-    return lineage_name(request.properties, request.id, request.replaced_task_nesting)
-
-
-def heals(problem: BaseException) -> bool:
-    """Say whether what kept us from storing may be over when the message comes back."""
-    if isinstance(problem, StoreUnavailableError):
-        return True
-    return Classifier.default().classify(problem).failure_class in RETRYABLE
-
-
-def next_message(envelope: Envelope, attempts: Attempts, retries: int) -> Envelope:
-    """Give the message of the next attempt: the same bytes, with new numbers and no ETA."""
-    headers = {**envelope.headers, HEADER: attempts.to_header(), "retries": retries, "eta": None}
-    return replace(envelope, headers=headers)

@@ -33,7 +33,8 @@ from .ending import watch_failures
 from .errors import BreakerOpenError, ProcessExitError
 from .failure import FailureClass
 from .gates import BreakerOption, RateOption, WhenOpen
-from .outcome import REFUSED, Outcome, Plan, celery_retry, heals
+from .onward import Plan, heals
+from .outcome import REFUSED, Outcome, celery_retry
 from .policy import PolicyOption, policies_from
 from .runtime import Runtime, runtime_of
 from .settings import check_call_options

@@ -27,7 +27,7 @@ Problem = tuple[DeadReason, BaseException | str]
 def problem_of(message: Message, app: Celery) -> Problem | None:
     """Say what keeps a message from being run by Celery; None if nothing is known to."""
     headers: Any = message.headers
-    if not isinstance(headers, Mapping):
+    if not isinstance(headers, dict):
         return DeadReason.MALFORMED, "headers are no object"
     if MARK in headers:
         return DeadReason.MALFORMED, _marked(headers[MARK])
@@ -39,7 +39,7 @@ def problem_of(message: Message, app: Celery) -> Problem | None:
     except Exception as error:  # whatever a decoder raises: a bomb may end in MemoryError or RecursionError
         return DeadReason.UNDECODABLE, error
     fields = headers if "task" in headers else payload
-    if not isinstance(fields, Mapping) or "task" not in fields:
+    if not isinstance(fields, dict) or "task" not in fields:
         return DeadReason.MALFORMED, "it names no task"
     told = _field_problem(fields, app) or _body_problem(payload)
     return None if told is None else (DeadReason.MALFORMED, told)
@@ -74,9 +74,9 @@ def _field_problem(fields: Mapping[str, Any], app: Celery) -> str | None:
 
 def _body_problem(payload: Any) -> str | None:
     embed: Any
-    if isinstance(payload, Mapping) and "args" in payload:  # older message protocols
+    if isinstance(payload, dict) and "args" in payload:  # older message protocols
         args, kwargs, embed = payload["args"], payload.get("kwargs", {}), payload
-    elif isinstance(payload, Mapping) and "task" in payload:
+    elif isinstance(payload, dict) and "task" in payload:
         args, kwargs, embed = (), payload.get("kwargs", {}), payload
     elif isinstance(payload, (list, tuple)) and len(payload) == 3:
         args, kwargs, embed = payload
@@ -84,16 +84,16 @@ def _body_problem(payload: Any) -> str | None:
         return "the body is not args, kwargs and links"
     if not isinstance(args, (list, tuple)):
         return _wrong("args", args)
-    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+    if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
         return _wrong("kwargs", kwargs)
     if embed is None:
         return None
-    if not isinstance(embed, Mapping):
+    if not isinstance(embed, dict):
         return _wrong("the links", embed)
     for name in ("callbacks", "errbacks", "chain"):
         if not isinstance(embed.get(name), (list, tuple, type(None))):
             return _wrong(name, embed[name])
-    return None if isinstance(embed.get("chord"), (Mapping, type(None))) else _wrong("chord", embed["chord"])
+    return None if isinstance(embed.get("chord"), (dict, type(None))) else _wrong("chord", embed["chord"])
 
 
 def is_name(value: Any) -> bool:
@@ -132,7 +132,7 @@ def _is_names(value: Any) -> bool:
 
 
 def _is_object(value: Any) -> bool:
-    return isinstance(value, Mapping)
+    return isinstance(value, dict)
 
 
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
