@@ -27,6 +27,7 @@ class Settings:
     `broker_name` names the broker in a Redis that is not the broker's own, so that a change of its URL strands nothing.
     `visibility_timeout_seconds` applies the recommended transport options to a Redis broker.
     `dlq_enabled` has dead tasks kept as letters, `dlq_collect` has workers move them from the DLQ into the ledger.
+    `dlq_expired` makes letters of tasks that expired before they ran, too.
     `dlq_queue` names the queue of dead letters, `{queue}` in it stands for the queue that a message came from.
     `database_url` is where letters and jobs are kept; without it a SQLite file of this machine, named by the app.
     """
@@ -49,6 +50,7 @@ class Settings:
     requeue_pause_seconds: float = 1.0
     dlq_enabled: bool = True
     dlq_collect: bool = True
+    dlq_expired: bool = False
     dlq_queue: str = "resilience.dlq"
     dlq_retention_days: float = 30.0
     database_url: str | None = None
@@ -91,7 +93,7 @@ class Settings:
         whole_number(PREFIX + "max_breakers", self.max_breakers, low=1, high=100_000)
 
     def _check_dead_letters(self) -> None:
-        for name in ("dlq_enabled", "dlq_collect"):
+        for name in ("dlq_enabled", "dlq_collect", "dlq_expired"):
             is_on: Any = getattr(self, name)
             if not isinstance(is_on, bool):
                 raise ConfigurationError(PREFIX + name, is_on, "is not True or False", "Write False for off.")

@@ -74,6 +74,15 @@ class ResilientRequest(_Request):  # type: ignore[misc]  # see above
             death = Death(reason=DeadReason.TIME_LIMIT, error=TimeLimitExceeded(timeout))
             self._bury(undertaker, death, proceed)
 
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """Tell that the task is not run; what expired becomes a letter if that was asked for."""
+        undertaker = self._undertaker
+        proceed = partial(super()._announce_revoked, reason, terminated, signum, expired)
+        if expired and undertaker is not None and self._runtime.settings.dlq_expired:
+            self._bury(undertaker, Death(reason=DeadReason.EXPIRED, error="it expired before it ran"), proceed)
+        else:
+            proceed()
+
     def _lose(self, undertaker: Undertaker, exc_info: Any, error: BaseException, proceed: Any) -> None:
         """Follow the death of the process that ran the task."""
         if getattr(self.task, "retry_on_worker_lost", False) or self._has_succeeded():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from celery import Celery
@@ -83,6 +85,16 @@ def define_tasks(app: Celery, url: str) -> None:
         """Run out of memory for good."""
         start(self, key)
         raise MemoryError("no more")
+
+    @task(name="resilient.gorge", bind=True, base=Mourned)
+    def gorge(self: Any, key: str) -> None:
+        """Take more memory than its process may have."""
+        start(self, key)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 100_000_000, resource.RLIM_INFINITY))
+        kept = []
+        while True:
+            kept.append(bytearray(1_000_000))
 
     @task(name="resilient.recurse", bind=True, base=Mourned)
     def recurse(self: Any, key: str) -> None:

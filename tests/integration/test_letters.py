@@ -15,7 +15,12 @@ from tests.support.workers import WorkerProcess
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with embedded_redis(url="") as server, open_stage(tmp_path_factory.mktemp("logs"), server, **options()) as stage:
+    with (
+        embedded_redis(url="") as server,
+        open_stage(
+            tmp_path_factory.mktemp("logs"), server, conf={"resilience_dlq_expired": True}, **options()
+        ) as stage,
+    ):
         yield stage
 
 
@@ -164,6 +169,22 @@ def test_a_deadline_is_the_reason_of_what_came_too_late(stage: Stage, box: Lette
     _, result = stage.script(["raise", "long_hint"], resilience={"deadline_seconds": 5})
 
     assert str(box.of(result.id).reason) == "deadline"
+
+
+def test_what_expired_is_kept_where_that_was_asked_for(stage: Stage, box: LetterBox) -> None:
+    result = stage.send("echo", 1, expires=-5)
+
+    assert str(box.of(result.id).reason) == "expired"
+    stage.wait_state(result, "REVOKED")
+
+
+def test_a_body_that_takes_all_the_memory_there_is(stage: Stage, box: LetterBox) -> None:
+    result = stage.send("gorge", stage.key())
+    letter = box.of(result.id)
+
+    assert letter.error_type == "builtins.MemoryError"
+    assert str(letter.reason) == "exhausted"
+    stage.wait_state(result, "FAILURE")
 
 
 def test_unknown_tasks_are_kept(stage: Stage, box: LetterBox) -> None:

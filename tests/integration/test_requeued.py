@@ -53,6 +53,14 @@ def send(stage: Stage, key: str, nonce: str, *steps: list[object], task: str = "
     return task_id
 
 
+def test_a_first_delivery_that_succeeds_asks_nobody(stage: Stage, store: EmbeddedRedis) -> None:
+    worker = stage.worker()
+    store.pause()
+
+    assert [stage.send("echo", n).get(timeout=10) for n in range(20)] == [[[n], {}] for n in range(20)]
+    assert not [line for line in worker.log().splitlines() if "ForkPoolWorker" in line and "resilience-" in line]
+
+
 def test_of_two_copies_one_runs(stage: Stage) -> None:
     worker, key = stage.worker(), stage.key()
     for nonce in ("a", "b", "c"):
