@@ -25,11 +25,13 @@ local limit = tonumber(ARGV[3])
 if limit == 0 then
     return {'run', 0}
 end
-local starts = tonumber(redis.call('HGET', KEYS[2], 'n') or '0')
+local recorded = tonumber(redis.call('HGET', KEYS[2], 'n') or '0')
+local starts = recorded
 if not redis.call('HGET', KEYS[2], 'known') then
     starts = starts + 1 -- the first start is never recorded, so that it costs nothing
 end
-if starts >= limit then
+-- Without any record it may only have been prefetched by a worker that ended: nothing is poison on that alone.
+if recorded > 0 and starts >= limit then
     return {'poison', starts}
 end
 redis.call('HINCRBY', KEYS[2], 'n', 1)

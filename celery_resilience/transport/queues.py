@@ -14,6 +14,9 @@ from celery import Celery
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu.transport.redis import PRIORITY_STEPS, Channel
 
+DELAYED = "celery_delayed_"
+_DELAY = re.compile(r"^(?:[01]\.){28}")
+
 
 def origin_queue(app: Celery, delivery_info: Mapping[str, Any]) -> str | None:
     """Give the queue that a message came from; None if its exchange leads to none or to several."""
@@ -21,10 +24,12 @@ def origin_queue(app: Celery, delivery_info: Mapping[str, Any]) -> str | None:
     routing_key = delivery_info.get("routing_key") or ""
     if not exchange:
         return routing_key or None
+    is_delayed = DELAYED in exchange  # by RabbitMQ, with the bits of the delay before the routing key
+    routing_key = _DELAY.sub("", routing_key) if is_delayed else routing_key
     names = [
         queue.name
         for queue in app.amqp.queues.values()
-        if queue.exchange.name == exchange and _leads_to(queue, routing_key)
+        if (is_delayed or queue.exchange.name == exchange) and _leads_to(queue, routing_key)
     ]
     return names[0] if len(names) == 1 else None
 

@@ -20,6 +20,7 @@ from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid
 
 MARK = "resilience-malformed"  # a header: what was wrong with an envelope, and the envelope but for its body
+MAX_DEPTH = 200  # of nested lists and objects; pickle gives up between 300 and 480
 MAX_UNPACKED = 128 * 1024 * 1024  # what RabbitMQ takes at the most; a small message may unpack to more than there is
 
 
@@ -70,6 +71,29 @@ def sound(raw: Any, queue: str) -> Any:
     return {**raw, "headers": raw.get("headers") or {}, "body": raw.get("body") or "", "properties": properties}
 
 
+def is_too_deep(value: Any, limit: int = MAX_DEPTH) -> bool:
+    """Say whether plain data is nested more deeply than it can be handed to a pool process; what is shared counts once.
+
+    A worker that fails to hand over has lost a place in its pool for good.
+    """
+    level = [value] if value.__class__ in _CONTAINERS else []
+    for _ in range(limit):
+        found = {}
+        for one in level:
+            for inner in one.values() if one.__class__ is dict else one:
+                if inner.__class__ in _CONTAINERS and inner:
+                    found[id(inner)] = inner
+        if not found:
+            return False
+        level = list(found.values())
+    return True
+
+
+def has_too_deep(fields: Mapping[str, Any]) -> bool:
+    """Say whether a field holds something that is nested too deeply; quick where none holds more than a flat list."""
+    return any(value.__class__ in _CONTAINERS and value and is_too_deep(value) for value in fields.values())
+
+
 def bound_decompression(limit: int = MAX_UNPACKED) -> None:
     """Have kombu refuse what would unpack to more than the limit; for this process, so for workers only."""
     for names, start in (
@@ -92,6 +116,7 @@ def _unpacked(start: Callable[[], Any], limit: int, packed: bytes) -> bytes:
     return body
 
 
+_CONTAINERS = (dict, list, tuple)
 _TEXT = (str, type(None))
 _OBJECT = (dict, type(None))
 _FIELDS: Mapping[str, tuple[type, ...]] = {
@@ -114,10 +139,11 @@ def _problems(raw: Mapping[str, Any]) -> list[str]:
     if "properties" not in wrong:
         properties = raw.get("properties") or {}
         wrong += [name for name, kinds in _PROPERTIES.items() if not isinstance(properties.get(name), kinds)]
+        wrong += ["properties"] if has_too_deep(properties) else []
         if "delivery_info" not in wrong:
             place = properties.get("delivery_info") or {}
             wrong += [name for name in ("exchange", "routing_key") if not isinstance(place.get(name), _TEXT)]
-    return [f"{name} is of the wrong type" for name in wrong]
+    return [f"{name} cannot be read" for name in wrong]
 
 
 def _marked(raw: Mapping[str, Any], body: bytes, problems: list[str], kept: Any, queue: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from kombu.message import Message
 
 from ..decision import DeadReason
 from ..errors import shorten
-from ..transport.sound import MARK, UndecodedBody
+from ..transport.sound import MARK, MAX_DEPTH, UndecodedBody, has_too_deep, is_too_deep
 
 MAX_ID = 500
 MAX_SECONDS = 1e9
@@ -41,7 +41,7 @@ def problem_of(message: Message, app: Celery) -> Problem | None:
     fields = headers if "task" in headers else payload
     if not isinstance(fields, dict) or "task" not in fields:
         return DeadReason.MALFORMED, "it names no task"
-    told = _field_problem(fields, app) or _body_problem(payload)
+    told = _field_problem(fields, app) or _body_problem(payload) or _depth_problem(message, payload)
     return None if told is None else (DeadReason.MALFORMED, told)
 
 
@@ -94,6 +94,19 @@ def _body_problem(payload: Any) -> str | None:
         if not isinstance(embed.get(name), (list, tuple, type(None))):
             return _wrong(name, embed[name])
     return None if isinstance(embed.get("chord"), (dict, type(None))) else _wrong("chord", embed["chord"])
+
+
+def _depth_problem(message: Message, payload: Any) -> str | None:
+    if has_too_deep(message.headers):
+        return "headers are nested too deeply"
+    body: Any = message.body
+    if isinstance(body, str):
+        openings = body.count("[") + body.count("{")
+    elif isinstance(body, bytes) and message.content_type == "application/json":
+        openings = body.count(b"[") + body.count(b"{")
+    else:
+        openings = MAX_DEPTH + 1  # another way of writing: only a look can tell
+    return "the body is nested too deeply" if openings > MAX_DEPTH and is_too_deep(payload) else None
 
 
 def is_name(value: Any) -> bool:

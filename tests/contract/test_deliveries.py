@@ -45,6 +45,11 @@ def test_with_the_unrecorded_first_the_third_start_is_the_last(deliveries: Deliv
     assert [begin(deliveries) for _ in range(4)] == [("run", 2), ("run", 3), ("poison", 3), ("poison", 3)]
 
 
+def test_nothing_is_poison_because_it_was_redelivered(deliveries: Deliveries) -> None:
+    assert begin(deliveries, max_crashes=1) == ("run", 2)
+    assert begin(deliveries, max_crashes=1) == ("poison", 2)
+
+
 def test_an_orderly_end_sets_the_count_back(deliveries: Deliveries) -> None:
     begin(deliveries)
     begin(deliveries)

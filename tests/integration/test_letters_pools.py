@@ -115,6 +115,26 @@ def on_rabbitmq(tmp_path: Path, redis_server: EmbeddedRedis, rabbitmq: RabbitMQ)
         yield stage
 
 
+def test_a_letter_of_a_natively_delayed_message_knows_its_queue(
+    tmp_path: Path, redis_server: EmbeddedRedis, rabbitmq: RabbitMQ
+) -> None:
+    name = f"q{uuid.uuid4().hex[:8]}"
+    queue = {"name": name, "exchange": name, "type": "topic", "arguments": {"x-queue-type": "quorum"}}
+    conf = {
+        "task_default_queue": name,
+        "task_default_exchange": name,
+        "task_default_exchange_type": "topic",
+        "task_default_routing_key": name,
+        "resilience_dlq_queue": f"{name}.dlq",
+    }
+    opened = open_stage(tmp_path, redis_server, broker=rabbitmq.url, conf=conf, QUEUES=json.dumps([queue]), **options())
+    with opened as stage:
+        stage.worker()
+        _, result = stage.script(["raise", "validation"], countdown=2)
+
+        assert LetterBox(stage).of(result.id).queue == name
+
+
 @pytest.mark.parametrize("pool", get_args(Pool))
 def test_deaths_on_rabbitmq(on_rabbitmq: Stage, pool: Pool) -> None:
     stage = on_rabbitmq

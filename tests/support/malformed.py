@@ -86,6 +86,7 @@ KINDS: list[Kind] = [
     Kind(name="chord is a text", body=_body([1], {}, {"chord": "x"})),
     Kind(name="chain is an object", body=_body([1], {}, {"chain": {"a": 1}})),
     Kind(name="deeply nested body", body=b"[[" + DEEP + b"], {}, {}]"),
+    Kind(name="body nested 480 deep", body=b"[[" + b"[" * 480 + b"]" * 480 + b"], {}, {}]"),
     Kind(name="huge number", body=b"[[" + b"9" * 100_000 + b"], {}, {}]"),
     Kind(name="pickle", body=pickle.dumps(([1], {}, {})), content_type="application/x-python-serialize",
          content_encoding="binary"),
@@ -221,6 +222,8 @@ ENVELOPES: dict[str, tuple[Change, bool]] = {
     "delivery info is a text": (_with(properties__delivery_info="x"), False),
     "delivery info is empty": (_with(properties__delivery_info={}), True),
     "routing key is a list": (_with(properties__delivery_info={"exchange": "", "routing_key": [1]}), False),
+    "header nested 480 deep": (_with(headers__mine=json.loads("[" * 480 + "]" * 480)), False),
+    "reply to is nested 480 deep": (_with(properties__reply_to=json.loads("[" * 480 + "]" * 480)), False),
     "priority is a text": (_with(properties__priority="high"), True),
     "reply to is an object": (_with(properties__reply_to={"a": 1}), True),
 }
