@@ -18,6 +18,7 @@ from ..clock import Clock
 from ..crashpoints import crashpoint
 from ..errors import ResilienceError, StoreUnavailableError
 from ..events import Event, tell
+from . import settling
 from .chords import keep_joins
 from .filters import LetterFilter, selection_of
 from .identity import Registration
@@ -25,7 +26,7 @@ from .ledger import Action, Group, Ledger, StoredLetter
 from .letter import DeadLetter
 from .queue import DeadLetterQueue
 from .redrive import Redrive, check_edits
-from .settling import BATCH, Order, Outcome, Settling
+from .settling import Order, Outcome, Settling
 from .tables import LETTERS
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Desk:
         with self._collecting:
             self.ledger.database.probe()  # a queue that counts deliveries must not see letters go to and fro
             while limit is None or taken < limit:
-                batch = self._queue.take(BATCH)
+                batch = self._queue.take(settling.BATCH)
                 if not batch.letters:
                     return new
                 try:
@@ -172,7 +173,7 @@ class Desk:
         new, by_state = 0, dict[str, list[DeadLetter]]()
         for letter, state in letters:
             by_state.setdefault("waiting" if state == "claimed" else state, []).append(letter)
-            if sum(map(len, by_state.values())) >= BATCH:
+            if sum(map(len, by_state.values())) >= settling.BATCH:
                 new += sum(self.ledger.add(some, one) for one, some in by_state.items())
                 by_state.clear()
         new += sum(self.ledger.add(some, one) for one, some in by_state.items())
@@ -203,7 +204,7 @@ class Desk:
 
     def _delete(self, chosen: LetterFilter, audit: int, also: Sequence[ColumnElement[bool]] = ()) -> int:
         done = 0
-        while deleted := self._ledger.delete(chosen, BATCH, also):
+        while deleted := self._ledger.delete(chosen, settling.BATCH, also):
             self._ledger.count_action(audit, deleted)
             done += deleted
         return done
