@@ -19,7 +19,6 @@ from ..crashpoints import crashpoint
 from ..errors import ResilienceError, StoreUnavailableError
 from ..events import Event, tell
 from . import settling
-from .chords import keep_joins
 from .filters import LetterFilter, selection_of
 from .identity import Registration
 from .ledger import Action, Group, Ledger, StoredLetter
@@ -153,14 +152,13 @@ class Desk:
         return self._settling.finish_the_dead()
 
     def tend(self) -> int:
-        """Do what comes up by the hour, once in the fleet: settle, keep chords alive, purge what is too old.
+        """Finish what dead runs have left, and once an hour in the fleet purge what is too old; gives how many of that.
 
-        Gives how many letters were purged.
+        Chords that wait for letters are the collector's to keep alive.
         """
+        self.settle()
         if not self._registration.is_our_turn("tend", 3600):
             return 0
-        self.settle()
-        keep_joins(self._app, self.ledger.parked_groups(), self._retention_days * DAY)
         old = LetterFilter(until=self._clock.time() - self._retention_days * DAY, state="any")
         if not self.ledger.count(old):
             return 0
