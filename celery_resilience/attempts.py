@@ -83,20 +83,22 @@ class Attempts:
         """Give the state of the same attempt after a park; `reserved` names the limits that it need not ask again."""
         return replace(self, parks=self.parks + 1, reserved=reserved, waits_for=(waits_for,))
 
-    def after_requeue(self, requeue: str, lineage: str, *, has_run: bool) -> Attempts:
-        """Give the state of a task that was sent back: numbers go on, what is allowed and the deadline start anew."""
-        attempt = self.attempt + 1 if has_run else self.attempt
+    def after_requeue(self, requeue: str, lineage: str, *, attempt: int, **known: Any) -> Attempts:
+        """Give the state of a task that was sent back as this attempt, with what else is known of it.
+
+        Numbers go on; what is allowed and the deadline start anew.
+        """
         return replace(
             self,
             attempt=attempt,
             spent=max(0, attempt - 1 - self.asked),
-            generation=self.generation + 1,
             requeue=requeue or None,
             lineage=lineage,
             parks=0,
             reserved=(),
             waits_for=(),
             deadline_at=None,
+            **known,
         )
 
     def to_header(self) -> str:

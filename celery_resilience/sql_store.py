@@ -36,7 +36,7 @@ class Database:
         self.clock = clock
         self._engine = _engine_of(url)
         self._identity: str | None = None
-        self._pid = os.getpid()
+        self._mine = threading.local()
 
     @property
     def url(self) -> str:
@@ -76,17 +76,40 @@ class Database:
             connection.execute(text("SELECT 1"))
 
     @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Use one connection for all that this thread does in the block: opening and closing is dear with SQLite."""
+        with self._opened() as connection:
+            self._mine.connection = connection
+            try:
+                yield
+            finally:
+                self._mine.connection = None
+
+    @contextlib.contextmanager
     def _connected(self, *, writes: bool) -> Iterator[Connection]:
-        held = _forking if self.is_sqlite else contextlib.nullcontext()
+        known: Connection | None = getattr(self._mine, "connection", None)
+        opened = self._opened() if known is None else contextlib.nullcontext(known)
         try:
-            with held, self._engine.connect() as plain:
+            with opened as plain:
                 connection = plain.execution_options(**{_WRITES: writes})
                 with connection.begin():
                     yield connection
-        except DBAPIError as error:
-            raise StoreUnavailableError(f"The database {self.url} failed: {error.orig}") from error
         except SQLAlchemyError as error:
-            raise StoreUnavailableError(f"The database {self.url} failed: {error}") from error
+            raise self._failed(error) from error
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Connection]:
+        with _forking if self.is_sqlite else contextlib.nullcontext():
+            try:
+                connection = self._engine.connect()
+            except SQLAlchemyError as error:
+                raise self._failed(error) from error
+            with connection:
+                yield connection
+
+    def _failed(self, error: SQLAlchemyError) -> StoreUnavailableError:
+        words = error.orig if isinstance(error, DBAPIError) else error
+        return StoreUnavailableError(f"The database {self.url} failed: {words}")
 
 
 def default_url(app_name: str) -> str:

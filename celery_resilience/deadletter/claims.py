@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
@@ -34,8 +34,7 @@ class Claim:
         return self.token.partition("/")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Held(NamedTuple):
     """One letter of a claim: enough to send it, no more is decoded."""
 
     number: int
@@ -53,7 +52,7 @@ class Held:
     packed: bytes
 
 
-_HELD = [LETTERS.c[one.name] for one in fields(Held) if one.name != "packed"]
+_HELD = [LETTERS.c[name] for name in Held._fields if name != "packed"]
 
 
 class Claims:
@@ -87,8 +86,8 @@ class Claims:
         query = select(*_HELD, MESSAGES.c.packed).join(MESSAGES, _same_number()).order_by(LETTERS.c.number)
         for numbers in _portions([(number, size) for number, size in found]):
             with self._database.read() as connection:
-                rows = connection.execute(query.where(LETTERS.c.number.in_(numbers))).mappings().all()
-            yield [Held(**row) for row in rows]
+                rows = connection.execute(query.where(LETTERS.c.number.in_(numbers))).all()
+            yield [Held._make(row) for row in rows]
 
     def settle(self, claim: Claim, done: Sequence[int], state: str) -> int:
         """Mark letters as requeued or discarded; those of the claim that are not among them wait again."""

@@ -18,14 +18,14 @@ from ..clock import Clock
 from ..crashpoints import crashpoint
 from ..errors import ResilienceError, StoreUnavailableError
 from ..events import Event, tell
-from .chords import keep_joins
+from . import settling
 from .filters import LetterFilter, selection_of
 from .identity import Registration
 from .ledger import Action, Group, Ledger, StoredLetter
 from .letter import DeadLetter
 from .queue import DeadLetterQueue
 from .redrive import Redrive, check_edits
-from .settling import BATCH, Order, Outcome, Settling
+from .settling import Order, Outcome, Settling
 from .tables import LETTERS
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Desk:
         with self._collecting:
             self.ledger.database.probe()  # a queue that counts deliveries must not see letters go to and fro
             while limit is None or taken < limit:
-                batch = self._queue.take(BATCH)
+                batch = self._queue.take(settling.BATCH)
                 if not batch.letters:
                     return new
                 try:
@@ -152,14 +152,13 @@ class Desk:
         return self._settling.finish_the_dead()
 
     def tend(self) -> int:
-        """Do what comes up by the hour, once in the fleet: settle, keep chords alive, purge what is too old.
+        """Finish what dead runs have left, and once an hour in the fleet purge what is too old; gives how many of that.
 
-        Gives how many letters were purged.
+        Chords that wait for letters are the collector's to keep alive.
         """
+        self.settle()
         if not self._registration.is_our_turn("tend", 3600):
             return 0
-        self.settle()
-        keep_joins(self._app, self.ledger.parked_groups(), self._retention_days * DAY)
         old = LetterFilter(until=self._clock.time() - self._retention_days * DAY, state="any")
         if not self.ledger.count(old):
             return 0
@@ -172,7 +171,7 @@ class Desk:
         new, by_state = 0, dict[str, list[DeadLetter]]()
         for letter, state in letters:
             by_state.setdefault("waiting" if state == "claimed" else state, []).append(letter)
-            if sum(map(len, by_state.values())) >= BATCH:
+            if sum(map(len, by_state.values())) >= settling.BATCH:
                 new += sum(self.ledger.add(some, one) for one, some in by_state.items())
                 by_state.clear()
         new += sum(self.ledger.add(some, one) for one, some in by_state.items())
@@ -203,7 +202,7 @@ class Desk:
 
     def _delete(self, chosen: LetterFilter, audit: int, also: Sequence[ColumnElement[bool]] = ()) -> int:
         done = 0
-        while deleted := self._ledger.delete(chosen, BATCH, also):
+        while deleted := self._ledger.delete(chosen, settling.BATCH, also):
             self._ledger.count_action(audit, deleted)
             done += deleted
         return done

@@ -287,6 +287,8 @@ def _same_arguments(letter: DeadLetter) -> str:
 
 def _clean(text: str) -> str:
     """Give text that every database takes: PostgreSQL knows no NUL, and no lone surrogates."""
+    if text.isascii() and "\0" not in text:
+        return text
     return text.replace("\0", "␀").encode("utf-8", "backslashreplace").decode("utf-8")
 
 

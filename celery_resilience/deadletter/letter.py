@@ -195,16 +195,18 @@ def letter_text(letter: DeadLetter) -> str:
     known["exchange"], known["routing_key"] = envelope.exchange, envelope.routing_key
     known["held"] = {name: envelope.properties[name] for name in _HELD_BACK if name in envelope.properties}
     text = _dump(known)
-    if len(text) > MAX_HEADER:
-        known["error_message"] = known["error_message"][:MAX_TEXT]
-        room = MAX_HEADER - len(_dump({**known, "traceback": ""}))
-        known["traceback"] = _end_of(known["traceback"], room)
+    if len(text) <= MAX_HEADER:
+        return text
+    known["error_message"] = known["error_message"][:MAX_TEXT]
+    room = MAX_HEADER - len(_dump({**known, "traceback": ""}))
+    known["traceback"] = _end_of(known["traceback"], room)
     for field, empty in (("trail", []), ("canvas", {}), ("error_message", ""), ("versions", {})):
         text = _dump(known)
         if len(text) <= MAX_HEADER:
             break
         known[field] = empty
-    return _dump(known)
+        text = _dump(known)
+    return text
 
 
 def load_letter(known: Mapping[str, Any], envelope: Envelope) -> DeadLetter:

@@ -10,7 +10,6 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from celery import Celery
@@ -22,12 +21,13 @@ from ..decision import DeadReason
 from ..errors import ResilienceError, StoreUnavailableError
 from ..redis_store import RedisStore
 from ..transport.bulk import BulkPublisher
-from ..transport.envelope import unpack
+from ..transport.envelope import Envelope, unpack
 from ..transport.queues import redis_list_of
 from .claims import Claim, Held
 from .letter import has_run
 
 _GROUP = "dlq"
+_OF_ONE_DELIVERY = ("delivery_info", "delivery_tag", "body_encoding")
 
 
 class Redrive:
@@ -64,16 +64,16 @@ class Redrive:
             self._push(self._store, claim, ready)
             return [held for held, _ in ready]
         to = claim.plan.get("to")
-        messages = [(unpack(json.dumps(known)), str(to or held.queue), HEADER) for held, known in ready]
+        messages = [(_envelope(known), str(to or held.queue), HEADER) for held, known in ready]
         fates = self._publisher.publish(messages)
         for (_, queue, _), is_there in zip(messages, fates, strict=True):
             problems.update([] if is_there else [f"No queue takes {queue!r}: declare it, or give another."])
         return [held for (held, _), is_there in zip(ready, fates, strict=True) if is_there]
 
-    def forget(self, letters: Sequence[Held]) -> None:
+    def forget(self, ids: Sequence[str]) -> None:
         """Drop the records of letters that the ledger knows to be requeued."""
-        if self._store is not None and letters:
-            self._store.command("UNLINK", *(self._store.key(_GROUP, "requeued", held.id) for held in letters))
+        if self._store is not None and ids:
+            self._store.command("UNLINK", *(self._store.key(_GROUP, "requeued", one) for one in ids))
 
     def close(self) -> None:
         """Close the connection."""
@@ -106,9 +106,8 @@ def prepared(held: Held, plan: Mapping[str, Any], *, requeue: str) -> dict[str, 
     """
     known: dict[str, Any] = json.loads(held.packed)
     headers, properties = known["headers"], known["properties"]
-    attempts = _attempts(held, headers).after_requeue(requeue, held.id, has_run=_has_run(held))
     queue = str(plan.get("to") or held.queue)
-    attempts = replace(attempts, queue=queue)
+    attempts = _attempts(held, headers, requeue, queue)
     headers.update({HEADER: attempts.to_header(), "retries": 0, "eta": None, "expires": None})
     properties.pop("expiration", None)
     properties["delivery_info"] = {"exchange": "", "routing_key": queue}
@@ -125,10 +124,11 @@ def check_edits(args: Mapping[int, Any], kwargs: Mapping[str, Any]) -> None:
         raise ResilienceError(f"Arguments can only be set to values of JSON: {error}") from None
 
 
-def _attempts(held: Held, headers: Mapping[str, Any]) -> Attempts:
-    attempts = attempts_for(headers.get(HEADER), headers.get("id"))
-    trail = attempts.trail
-    if _has_run(held):
+def _attempts(held: Held, headers: Mapping[str, Any], requeue: str, queue: str) -> Attempts:
+    task_id = headers.get("id")
+    attempts = attempts_for(headers.get(HEADER), task_id)
+    trail, ran = attempts.trail, has_run(DeadReason(held.reason))
+    if ran:
         last = {
             "attempt": held.attempt,
             "class": held.failure_class,
@@ -137,18 +137,32 @@ def _attempts(held: Held, headers: Mapping[str, Any]) -> Attempts:
             "at": round(held.failed_at, 3),
         }
         trail = (*trail, last)[-MAX_TRAIL:]
-    task_id = headers.get("id")
-    return replace(
-        attempts,
-        attempt=held.attempt,
-        generation=held.generation,
+    return attempts.after_requeue(
+        requeue,
+        held.id,
+        attempt=held.attempt + 1 if ran else held.attempt,
+        generation=held.generation + 1,
         task_id=task_id if isinstance(task_id, str) else None,
+        queue=queue,
         trail=trail,
     )
 
 
-def _has_run(held: Held) -> bool:
-    return has_run(DeadReason(held.reason))
+def _envelope(known: dict[str, Any]) -> Envelope:
+    """Give the message as a value; only where kombu has marked a date or the like must it read the text itself."""
+    text = json.dumps(known)
+    if "__type__" in text:
+        return unpack(text)
+    properties = known["properties"]
+    return Envelope(
+        base64.b64decode(known["body"]),
+        known["content-type"],
+        known["content-encoding"],
+        known["headers"],
+        {name: value for name, value in properties.items() if name not in _OF_ONE_DELIVERY},
+        "",
+        properties["delivery_info"]["routing_key"],
+    )
 
 
 def _edit(known: dict[str, Any], plan: Mapping[str, Any]) -> None:

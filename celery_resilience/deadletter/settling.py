@@ -24,7 +24,7 @@ from .ledger import Ledger
 from .redrive import Redrive
 from .tables import LETTERS
 
-BATCH = 500
+BATCH = 1000
 LEASE_SECONDS = 60.0
 LOOK_SECONDS = 1.0  # how old the knowledge of breakers may be
 
@@ -105,10 +105,13 @@ class Settling:
             passed = [*unless, *_passed_over(plan, run)]
             claim = Claim(token=f"{run.name}/{run.number}", until=self._until(), who=who, plan=plan)
             run.number += 1
-            if size <= 0 or not self.claims.make(claim, chosen, size, passed):
+            if size <= 0:
                 break
-            crashpoint("desk.claimed")
-            sent = self.finish(claim, run.problems, run.failed)
+            with self._ledger.database.kept():
+                if not self.claims.make(claim, chosen, size, passed):
+                    break
+                crashpoint("desk.claimed")
+                sent = self.finish(claim, run.problems, run.failed)
             run.done += sent
             run.stopped = order.may_go_on(run.name, run.done)
             if order.pace is not None and run.stopped is None:
@@ -117,21 +120,20 @@ class Settling:
 
     def finish(self, claim: Claim, problems: Counter[str], failed: list[int] | None = None) -> int:
         """Do what a claim says with its letters, and mark them; gives how many were settled."""
-        done: list[Held] = []
+        done: dict[int, str] = {}
         every: list[int] = []
         is_discard = claim.plan["verb"] == "discard"
         for letters in self.claims.letters(claim):
             every += [held.number for held in letters]
             settled = self._fail(letters, claim) if is_discard else self._redrive.send(claim, letters, problems)
-            done += [replace(held, packed=b"") for held in settled]
+            done |= {held.number: held.id for held in settled}
         crashpoint("desk.published")
-        numbers = [held.number for held in done]
-        count = self.claims.settle(claim, numbers, "discarded" if is_discard else "requeued")
+        count = self.claims.settle(claim, list(done), "discarded" if is_discard else "requeued")
         crashpoint("desk.marked")
         if not is_discard:
-            self._redrive.forget(done)
+            self._redrive.forget(list(done.values()))
         if failed is not None:
-            failed += sorted(set(every).difference(numbers))
+            failed += sorted(set(every).difference(done))
         return count
 
     def finish_the_dead(self) -> int:

@@ -16,7 +16,8 @@ from .envelope import Envelope
 from .publisher import connection_within
 
 IDLE_SECONDS = 0.5  # what was counted but does not come by then is somebody else's
-FEWEST_AT_ONCE, MOST_AT_ONCE, LARGE_BYTES = 20, 300, 8 * 2**20
+READ_BYTES = 16 * 1024
+FEWEST_AT_ONCE, MOST_AT_ONCE, LARGE_BYTES = 20, 500, 8 * 2**20
 _TOLD_APART = ("application_headers", "content_type", "content_encoding")
 _NOT_OURS = (*_TOLD_APART, "delivery_info", "delivery_tag", "body_encoding")
 Taken = tuple[Envelope, str | None]
@@ -78,6 +79,7 @@ class Taker:
     def _ready(self) -> None:
         if self._connection is None:
             self._connection = connection_within(self._app, self._limit)
+            _read_more_at_once(self._connection)
         if self._channel is None:
             self._channel = self._connection.channel()
             self._channel.auto_decode = False  # of AMQP: the bytes as they are
@@ -117,6 +119,14 @@ class Taker:
         except Exception:
             self.close()
             raise
+
+
+def _read_more_at_once(connection: Any) -> None:
+    """Have amqp take what the socket has, and not nine small pieces for each message. Private API, if it is there."""
+    transport = getattr(connection.connection, "transport", None)
+    receive = getattr(transport, "_quick_recv", None)
+    if transport is not None and receive is not None and hasattr(transport, "_read_buffer"):
+        transport._quick_recv = lambda wanted: receive(max(wanted, READ_BYTES))
 
 
 def _of_amqp(raw: Any) -> Envelope:
