@@ -61,7 +61,10 @@ class Outcome(Run):
                 raise Ignore("Another message of the same requeue has run.")
             case "poison":
                 poison = PoisonError(begun.starts)
-                raise self.end(Death(reason=DeadReason.POISON, error=poison), poison) or poison
+                instead = self.end(Death(reason=DeadReason.POISON, error=poison), poison)
+                self.is_on_record = True  # until its letter is stored: a message that goes back stays poison
+                self.forget_start()
+                raise instead or poison
         self.is_on_record = begun.starts > 0
         deadline_at = self.attempts.deadline_at
         if deadline_at is not None and self.runtime.clock.time() > deadline_at:

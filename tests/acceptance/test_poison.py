@@ -57,6 +57,7 @@ def test_a_task_whose_whole_worker_is_killed_each_time_starts_three_times(stage:
     assert str(letter.reason) == "poison"
     assert len(stage.runs(key)) == 3
     stage.wait_state(result, "FAILURE")
+    assert not stage.record.keys("*starts*")
 
 
 @pytest.mark.timeout(120)
@@ -117,3 +118,21 @@ def test_deploys_are_not_counted(stage: Stage, stop: signal.Signals) -> None:
     if stop is signal.SIGTERM:
         assert result.get(timeout=10) == "done"
         assert len(stage.runs(key)) == 1
+
+
+@pytest.mark.timeout(120)
+def test_what_is_poison_stays_so_while_its_letter_cannot_be_stored(tmp_path: Path, redis_server: EmbeddedRedis) -> None:
+    with on_redis(tmp_path, redis_server, resilience_store_cooldown_seconds=0.3) as stage:
+        key, box = stage.key(), LetterBox(stage)
+        result = stage.send("linger", key)
+        for start in range(1, 4):
+            worker = stage.worker(concurrency=1)
+            stage.wait_runs(key, start)
+            worker.kill()
+        stage.record.set("resilience.dlq", "in the way")
+        worker = stage.worker(concurrency=1)
+        wait_until(lambda: worker.log().count("resilience-letter-not-stored") >= 3, 30, "three tries in vain")
+        stage.record.delete("resilience.dlq")
+
+        assert str(box.of(result.id).reason) == "poison"
+        assert len(stage.runs(key)) == 3
