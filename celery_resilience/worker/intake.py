@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -115,14 +116,17 @@ class Intake:
     def _bury(
         self, message: Message, reason: DeadReason, error: BaseException | str, then: Callable[[], object]
     ) -> None:
-        letter = letter_of(
+        make = partial(
+            letter_of,
             self._runtime,
-            received(message),
-            Death(reason=reason, error=error),
+            death=Death(reason=reason, error=error),
             delivery_tag=message.delivery_tag,
             worker=str(self._consumer.hostname),
-            group=self._group(message),
         )
+        try:
+            letter = make(received(message), group=self._group(message))
+        except Exception:  # the last resort: whatever it is in the headers, the body is kept
+            letter = make(replace(received(message), headers={}, properties={}))
         self._undertaker.bury(letter, partial(self._let_go, message, then))
 
     def _let_go(self, message: Message, then: Callable[[], object]) -> None:

@@ -39,7 +39,10 @@ class Undertaker:
 
     def bury(self, letter: DeadLetter, then: Callable[[], None]) -> None:
         """Store a letter, now or as soon as it can be, and then do the rest: ack, and fail what waits on the task."""
-        if not self._try(letter, then):
+        problem = self._try(letter, then)
+        if problem is not None:
+            fields = {"task_id": letter.task_id, "task": letter.task, "attempt": letter.attempt}
+            tell(logger, logging.WARNING, Event.LETTER_NOT_STORED, **fields, error=shorten(problem))
             self._waiting.append((letter, then))
             self._duty.start()
 
@@ -57,23 +60,22 @@ class Undertaker:
         return AGAIN_SECONDS
 
     def _bury_waiting(self) -> None:
+        """Try each once more: one that cannot be stored holds up no other, and a queue that is away says so at once."""
         for _ in range(len(self._waiting)):
             letter, then = self._waiting.popleft()
-            if not self._try(letter, then):
-                self._waiting.appendleft((letter, then))
-                return
+            if self._try(letter, then) is not None:
+                self._waiting.append((letter, then))
 
-    def _try(self, letter: DeadLetter, then: Callable[[], None]) -> bool:
+    def _try(self, letter: DeadLetter, then: Callable[[], None]) -> Exception | None:
+        """Store a letter and do the rest; gives what kept it from being stored."""
         try:
             runtime_of(self._app).dead_letters.publish(letter)
         except Exception as error:
-            fields = {"task_id": letter.task_id, "task": letter.task, "attempt": letter.attempt}
-            tell(logger, logging.WARNING, Event.LETTER_NOT_STORED, **fields, error=shorten(error))
-            return False
+            return error
         crashpoint("letter.stored")
         tell_of(self._app, letter)
         then()
-        return True
+        return None
 
 
 def undertaker_of(app: Celery) -> Undertaker | None:

@@ -135,6 +135,24 @@ def test_a_letter_of_a_natively_delayed_message_knows_its_queue(
         assert LetterBox(stage).of(result.id).queue == name
 
 
+def test_without_any_redis_a_worker_counts_the_deaths_of_its_own_children(
+    tmp_path: Path, redis_server: EmbeddedRedis, rabbitmq: RabbitMQ
+) -> None:
+    name = f"q{uuid.uuid4().hex[:8]}"
+    conf = {"task_default_queue": name, "resilience_dlq_queue": f"{name}.dlq"}
+    queues = json.dumps([{"name": name}])
+    opened = open_stage(
+        tmp_path, redis_server, broker=rabbitmq.url, results="rpc://", conf=conf, QUEUES=queues, **options()
+    )
+    with opened as stage:
+        stage.worker()
+        key = stage.key()
+        result = stage.send("crash", key)
+
+        assert str(LetterBox(stage).of(result.id, seconds=40).reason) == "poison"
+        assert len(stage.runs(key)) == 3
+
+
 @pytest.mark.parametrize("pool", get_args(Pool))
 def test_deaths_on_rabbitmq(on_rabbitmq: Stage, pool: Pool) -> None:
     stage = on_rabbitmq
