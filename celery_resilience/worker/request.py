@@ -51,7 +51,7 @@ class ResilientRequest(_Request):  # type: ignore[misc]  # see above
         undertaker = self._undertaker
         if isinstance(error, MemoryError) and (return_ok or undertaker is None):
             proceed(_as_info(OutOfMemoryError(str(error))))  # Celery would raise it here and end the worker
-        elif undertaker is None or return_ok or isinstance(error, CONTROL_FLOW):
+        elif undertaker is None or (return_ok and self._is_handed_over) or isinstance(error, CONTROL_FLOW):
             proceed(exc_info)
         elif self._already_cancelled or self._already_revoked or isinstance(error, Terminated):
             self._forget_starts()  # it was told to stop
@@ -159,6 +159,11 @@ class ResilientRequest(_Request):  # type: ignore[misc]  # see above
         """Ask Celery, of whom older versions do not look, whether the result was stored before its process died."""
         look = getattr(self, "_success_was_stored", None)
         return bool(look is not None and look())
+
+    @property
+    def _is_handed_over(self) -> bool:
+        """Say whether the process that ran the task had the message, as it has not with Celery's first protocol."""
+        return original(self.message.properties, self.message.delivery_info) is not None
 
     @property
     def _is_wanted_back(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from celery_resilience.testing import embedded_redis
 from tests.support.letterbox import LetterBox, options
+from tests.support.malformed import Kind, packed
 from tests.support.stage import Stage, open_stage
 from tests.support.waiting import wait_until
 from tests.support.workers import WorkerProcess
@@ -185,6 +187,18 @@ def test_a_body_that_takes_all_the_memory_there_is(stage: Stage, box: LetterBox)
     assert letter.error_type == "builtins.MemoryError"
     assert str(letter.reason) == "exhausted"
     stage.wait_state(result, "FAILURE")
+
+
+def test_a_message_of_celerys_first_protocol_is_kept_by_the_parent(stage: Stage, box: LetterBox) -> None:
+    old = {"task": "resilient.script", "id": "old-1", "args": [stage.key(), ["raise", "validation"]], "kwargs": {}}
+    body = json.dumps(old).encode()
+    kind = Kind(name="old", body=body)
+    raw = json.loads(packed(kind, "old-1", "resilient"))
+    stage.record.lpush("resilient", json.dumps({**raw, "headers": {}}))
+    letter = box.of(lambda one: one.envelope.body == body)
+
+    assert str(letter.reason) == "permanent"
+    assert "not so" in letter.error_message
 
 
 def test_unknown_tasks_are_kept(stage: Stage, box: LetterBox) -> None:
