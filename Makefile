@@ -34,7 +34,7 @@ $(CORPUS_VENV): $(CORPUS_REQUIREMENTS) pyproject.toml
 
 venv: $(VENV)  ## build .venv (done by the others when needed)
 
-servers:  ## install the servers that tests need (RabbitMQ, by apt); says what will be skipped otherwise
+servers:  ## install the servers that tests need (RabbitMQ and PostgreSQL, by apt); says what will be skipped otherwise
 	@tools/servers.sh
 
 test: $(VENV)  ## every tier in its short form

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .breaker import CircuitBreaker
     from .breaker_policy import BreakerPolicy
+    from .deadletter.letter import DeadLetter
     from .errors import ResilienceError
     from .failure import Classifier, Failure, FailureClass
     from .guarded import guarded
@@ -24,6 +25,7 @@ _HOMES = {
     "BreakerPolicy": "breaker_policy",
     "CircuitBreaker": "breaker",
     "Classifier": "failure",
+    "DeadLetter": "deadletter.letter",
     "Failure": "failure",
     "FailureClass": "failure",
     "ResilienceError": "errors",
@@ -39,6 +41,7 @@ __all__ = [
     "BreakerPolicy",
     "CircuitBreaker",
     "Classifier",
+    "DeadLetter",
     "Failure",
     "FailureClass",
     "ResilienceError",

@@ -27,11 +27,15 @@ class Attempts:
 
     `attempt` is the number of the run that this message asks for, from 1; `asked` counts those earlier runs that ended
     in the body's own `self.retry()`, which obey Celery's limit and not ours. `queue` is where the first message was,
-    `task_id` whose header it is: a body may hand its own headers on to other tasks.
+    `task_id` whose header it is: a body may hand its own headers on to other tasks. `generation` counts the requeues;
+    `spent` the attempts before the last one, which the policy counts no more; `requeue` is its id and its nonce.
     """
 
     attempt: int = 1
     asked: int = 0
+    spent: int = 0
+    generation: int = 0
+    requeue: str | None = None
     parks: int = 0
     reserved: tuple[str, ...] = ()
     waits_for: tuple[str, ...] = ()
@@ -50,8 +54,8 @@ class Attempts:
 
     @property
     def failed_attempts(self) -> int:
-        """Count the failures if this run fails too."""
-        return max(1, self.attempt - self.asked)
+        """Count the failures since the last requeue, if this run fails too."""
+        return max(1, self.attempt - self.asked - self.spent)
 
     @property
     def previous_delay(self) -> float | None:
@@ -83,6 +87,24 @@ class Attempts:
         `reserved` names the limits that it need not ask again, `owed` the retry budgets that it has not paid yet.
         """
         return replace(self, parks=self.parks + 1, reserved=reserved, owed=owed, waits_for=(waits_for,))
+
+    def after_requeue(self, requeue: str, lineage: str, *, attempt: int, **known: Any) -> Attempts:
+        """Give the state of a task that was sent back as this attempt, with what else is known of it.
+
+        Numbers go on; what is allowed and the deadline start anew.
+        """
+        return replace(
+            self,
+            attempt=attempt,
+            spent=max(0, attempt - 1 - self.asked),
+            requeue=requeue or None,
+            lineage=lineage,
+            parks=0,
+            reserved=(),
+            waits_for=(),
+            deadline_at=None,
+            **known,
+        )
 
     def to_header(self) -> str:
         """Give the header's text, at most 8 kB: the oldest of the trail go first."""
@@ -135,6 +157,9 @@ def _dump(state: Attempts, trail: tuple[Mapping[str, Any], ...]) -> str:
     known = {
         "attempt": state.attempt,
         "asked": state.asked,
+        "spent": state.spent,
+        "generation": state.generation,
+        "requeue": state.requeue,
         "parks": state.parks,
         "reserved": list(state.reserved),
         "waits_for": list(state.waits_for),
@@ -153,6 +178,9 @@ def _load(known: Mapping[str, Any]) -> Attempts:
     return Attempts(
         attempt=max(1, int(known.get("attempt", 1))),
         asked=max(0, int(known.get("asked", 0))),
+        spent=max(0, int(known.get("spent", 0))),
+        generation=max(0, int(known.get("generation", 0))),
+        requeue=_name(known.get("requeue")),
         parks=max(0, int(known.get("parks", 0))),
         reserved=tuple(filter(None, map(_name, known.get("reserved", ())))),
         waits_for=tuple(filter(None, map(_name, known.get("waits_for", ())))),

@@ -29,6 +29,16 @@ class DeadReason(str, Enum):
     DEADLINE = "deadline"
     REFUSED = "max_retries"
     REFUSED_BY_GATE = "refused"
+    POISON = "poison"
+    TIME_LIMIT = "time-limit"
+    WORKER_LOST = "worker-lost"
+    UNDECODABLE = "undecodable"
+    UNKNOWN_TASK = "unknown-task"
+    MALFORMED = "malformed"
+    CIRCUIT_OPEN = "circuit-open"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    CODE_CHANGE = "code-change"
 
     def __str__(self) -> str:
         return self.value

@@ -61,6 +61,18 @@ class PermanentError(ResilienceError):
     failure_class = "PERMANENT"
 
 
+class OutOfMemoryError(ResilienceError):
+    """The body ran out of memory: give it smaller portions, or its worker more memory."""
+
+    failure_class = "SYSTEM"
+
+
+class ProcessExitError(ResilienceError):
+    """The body asked its process to exit, which it shares with other tasks: raise an error, or use the prefork pool."""
+
+    failure_class = "POISON"
+
+
 class _FieldsError(ResilienceError):
     """An error whose `args` are its fields: pickle and Celery's result back ends make it of them again."""
 
@@ -102,6 +114,16 @@ class LimitReachedError(_FieldsError):
         super().__init__(f"The {name} has no room: try again in {retry_after:.1f} s.", name, retry_after)
 
 
+class PoisonError(_FieldsError):
+    """The task ended the process that ran it, again and again: find out why, then requeue its letter."""
+
+    failure_class = "POISON"
+
+    def __init__(self, crashes: int) -> None:
+        self.crashes = crashes
+        super().__init__(f"The task ended the process that ran it {crashes} times without coming to an end.", crashes)
+
+
 class QueueFullError(_FieldsError):
     """The queue is longer than `max_queue_length`: send less, wait, or add workers."""
 
@@ -111,6 +133,20 @@ class QueueFullError(_FieldsError):
         self.limit = limit
         super().__init__(
             f"The queue {shorten(queue)} holds {length} messages, at most {limit} are allowed.", queue, length, limit
+        )
+
+
+class SplitDatabaseError(_FieldsError):
+    """Two hosts use two databases: set the same `resilience_database_url` on both, or adopt this one."""
+
+    def __init__(self, mine: str, registered: str) -> None:
+        self.mine = mine
+        self.registered = registered
+        super().__init__(
+            f"This process uses the database {mine}, the fleet is registered with {registered}: set the same "
+            "resilience_database_url everywhere, or run `celery -A proj resilience adopt-database --yes` here.",
+            mine,
+            registered,
         )
 
 

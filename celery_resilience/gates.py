@@ -17,7 +17,7 @@ RateOption = str | Rate | Callable[..., Any] | None
 WhenOpen = str | Callable[..., Any]
 
 MAX_NAME = 200
-WHEN_OPEN = ("park", "fail")
+WHEN_OPEN = ("park", "fail", "dead_letter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def check_gates(where: str, gates: Gates) -> Gates:
     if not callable(gates.when_open) and gates.when_open not in WHEN_OPEN:
         raise ConfigurationError(
             f"{where}when_open", gates.when_open, "is not known",
-            'Use "park", "fail", or a fallback: a function of the task\'s arguments that gives the result instead.',
+            'Use "park", "fail", "dead_letter", or a fallback: a function of the arguments that gives the result.',
         )  # fmt: skip
     if gates.rate is not None and not _is_asked(gates.rate):
         read_rate(f"{where}rate_limit_shared", gates.rate)

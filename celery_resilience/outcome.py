@@ -7,74 +7,83 @@ that has Celery ack the message; if it cannot be stored, the message goes back.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from celery import Task
 from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as CeleryRetry
 
 from .admission import Admission, Refused
-from .attempts import HEADER, Attempts, attempts_for, slot_of
+from .attempts import Attempts, slot_of
+from .crashpoints import crashpoint
 from .decision import DeadLetter, DeadReason, Decision, History, Retry, decide
+from .deliveries import Begun, is_redelivered
+from .ending import is_lettered, letter_for, written
 from .errors import (
     BreakerOpenError,
     DeadlineExceededError,
     LimitReachedError,
+    PoisonError,
     ResilienceError,
     StoreUnavailableError,
 )
 from .events import Event, tell
-from .failure import Classifier, Failure, FailureClass, FailureContext
-from .gates import Gates
+from .failure import Failure, FailureClass, FailureContext
 from .limits import BUDGET_COST
-from .policy import RETRYABLE, RetryPolicies, RetryPolicy, policies_from
-from .runtime import Runtime
-from .schedule import Schedule
+from .onward import Run, lineage_of
+from .policy import RetryPolicy, policies_from
 from .settings import policy_of_call
-from .transport.envelope import Envelope, original, with_arguments
-from .transport.lineage import has_own_lineage, lineage_name
-from .transport.queues import delays_natively, origin_queue
+from .signals import task_parked
+from .transport.envelope import original
+from .worker.burial import BURIED, Death, store_dead, tell_of
 
 logger = logging.getLogger(__name__)
 
 
-Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 LONGEST_PARK_SECONDS = 60.0  # then it asks again: a refusal may have come from knowledge that was out of date
 REFUSED = "_resilience_refused"  # set on a request whose body was told that Celery's own limit is reached
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The options of one task, laid over those of its app."""
-
-    policies: RetryPolicies
-    classifier: Classifier
-    deadline_seconds: float | None
-    gates: Gates
-
-
-class Outcome:
+class Outcome(Run):
     """One run of a body: what may start it, and what follows from its end."""
 
-    def __init__(self, task: Task[Any, Any], request: Any, runtime: Runtime, plan: Plan) -> None:
-        self.task = task
-        self.request = request
-        self.runtime = runtime
-        self.plan = plan
-        self.attempts = attempts_of(request)
-
     def admit(self) -> None:
-        """Let the body start, or raise what keeps it from starting."""
-        if self._is_behind():
-            tell(logger, logging.INFO, Event.ATTEMPT_SUPERSEDED, **self._fields())
-            raise Ignore(f"Attempt {self.attempts.attempt} has been followed by a later one.")
+        """Let the body of a message that is not the first start, or raise what keeps it from starting."""
+        begun = self._begin()
+        match begun.verdict:
+            case "behind":
+                tell(logger, logging.INFO, Event.ATTEMPT_SUPERSEDED, **self.fields())
+                raise Ignore(f"Attempt {self.attempts.attempt} has been followed by a later one.")
+            case "duplicate":
+                tell(logger, logging.INFO, Event.DELIVERY_DUPLICATED, **self.fields())
+                raise Ignore("Another message of the same requeue has run.")
+            case "poison":
+                poison = PoisonError(begun.starts)
+                instead = self.end(Death(reason=DeadReason.POISON, error=poison), poison)
+                self.is_on_record = True  # until its letter is stored: a message that goes back stays poison
+                self.forget_start()
+                raise instead or poison
+        self.is_on_record = begun.starts > 0
         deadline_at = self.attempts.deadline_at
         if deadline_at is not None and self.runtime.clock.time() > deadline_at:
-            tell(logger, logging.ERROR, Event.TASK_ENDED, **self._fields(), reason=DeadReason.DEADLINE)
-            raise DeadlineExceededError
+            late = DeadlineExceededError()
+            raise self.end(Death(reason=DeadReason.DEADLINE, error=late), late) or late
+
+    @contextmanager
+    def on_record(self) -> Iterator[None]:
+        """Keep the start of a redelivered message on record until it ends, be it by an exception.
+
+        An exit of the process is no end: if it goes on like that, the message is poison.
+        """
+        try:
+            yield
+        except Exception:
+            self.forget_start()
+            raise
+        self.forget_start()
 
     def classify(self, error: Exception) -> Failure:
         """Classify the live exception, with all that the rules may look at."""
@@ -103,22 +112,42 @@ class Outcome:
         if isinstance(error, (BreakerOpenError, LimitReachedError)):
             if admission is not None:
                 admission.cancel()
-            if self._is_to_fail(error):
-                return None
+            ended = self._ended_by(error)
+            if ended is not None:
+                return None if ended is error else ended
             return self.park(error.name, error.retry_after, error)  # nobody was called: no attempt was made
+        if isinstance(error, MemoryError):
+            traceback.clear_frames(error.__traceback__)  # its locals may be what took all the memory
         failure = self.classify(error)
         if admission is not None:
             admission.failed(failure)
         if failure.failure_class is FailureClass.NOT_A_FAILURE:
-            return None
+            is_rejected = isinstance(error, Reject) and not getattr(error, "requeue", False)
+            return self.end(Death(reason=DeadReason.REJECTED, error=error), error) if is_rejected else None
         match self.decide(failure):
             case Retry(delay):
                 delay, owed = (delay, ()) if admission is None else self._budgeted(delay, failure, admission)
                 self.store(replace(self.after(failure, delay), owed=owed), delay, error)
                 return celery_retry(error, delay)
             case DeadLetter(reason):
-                self._log(failure, str(reason))
-                return None
+                death = Death(reason=reason, failure=failure, error=error, traceback=written(error))
+                return self.end(death, error)
+
+    def end(self, death: Death, error: Exception) -> BaseException | None:
+        """Bury the task, which no attempt follows; gives what to raise, None if the error itself is the outcome."""
+        self._tell_end(death)
+        letter = letter_for(self.task, self.request, self.runtime, self.attempts, death)
+        if letter is None:
+            return None
+        self.keep_or_give_back(lambda: self.runtime.dead_letters.publish(letter), error, Event.LETTER_NOT_STORED)
+        crashpoint("letter.stored")
+        self.request.__dict__[BURIED] = True
+        self.forget_start()
+        tell_of(self.task.app, letter)
+        if not letter.parked:
+            return None
+        store_dead(self.task, self.request, letter)
+        return Ignore(f"Dead, and its chord waits: letter {letter.id}.")
 
     def park(
         self,
@@ -140,37 +169,35 @@ class Outcome:
         is_too_late = attempts.deadline_at is not None and now + delay > attempts.deadline_at
         envelope = original(self.request.properties, self.request.delivery_info)
         if is_too_late or schedule is None or envelope is None:
-            reason = DeadReason.DEADLINE if is_too_late else DeadReason.REFUSED_BY_GATE
-            tell(logger, logging.ERROR, Event.TASK_ENDED, **self._fields(), reason=reason, error=error)
-            return past_deadline(error) if is_too_late else None
-        self._keep_or_give_back(lambda: self._store_park(schedule, envelope, attempts, delay, waits_for), error)
-        tell(logger, logging.INFO, Event.TASK_PARKED, **self._fields(), waits_for=waits_for, delay=round(delay, 3))
+            if is_too_late:
+                late = past_deadline(error)
+                return self.end(Death(reason=DeadReason.DEADLINE, error=late), late) or late
+            return self.end(Death(reason=DeadReason.REFUSED_BY_GATE, error=error), error)
+        self.keep_or_give_back(lambda: self.store_park(schedule, envelope, attempts, delay, waits_for), error)
+        tell(logger, logging.INFO, Event.TASK_PARKED, **self.fields(), waits_for=waits_for, delay=round(delay, 3))
+        task_parked.send(sender=self.task.name, task_id=self.request.id, waits_for=waits_for, delay=delay)
         return Ignore(str(error))
-
-    def _store_park(
-        self, schedule: Schedule, envelope: Envelope, attempts: Attempts, delay: float, waits_for: str
-    ) -> None:
-        attempts, number = self.travelling(attempts), attempts.step + 1
-        message = next_message(envelope, attempts, self.request.retries)
-        if not schedule.add_park(message, attempts.queue, str(attempts.lineage), number, delay, waits_for):
-            own = self._beside_namesake(attempts)
-            if own is not None:
-                message = next_message(envelope, own, self.request.retries)
-                schedule.add_park(message, own.queue, str(own.lineage), number, delay, waits_for)
 
     def refuse(self, refused: Refused) -> BaseException:
         """Give what to raise when a gate refuses: the refusal itself, or what sets the message aside."""
-        if self._is_to_fail(refused.error):
-            return refused.error
+        ended = self._ended_by(refused.error)
+        if ended is not None:
+            return ended
         parked = self.park(refused.by, refused.delay, refused.error, refused.reserved, refused.owed)
         return parked or refused.error
 
-    def _is_to_fail(self, error: Exception) -> bool:
-        """Say whether the task shall end with this refusal, wherever it met it: no attempt follows."""
-        if self.plan.gates.when_open != "fail" or not isinstance(error, BreakerOpenError):
-            return False
-        tell(logger, logging.ERROR, Event.TASK_ENDED, **self._fields(), reason=DeadReason.REFUSED_BY_GATE, error=error)
-        return True
+    def _ended_by(self, refusal: Exception) -> BaseException | None:
+        """Give what to raise where the task shall end with a refusal, wherever it met it; None if it shall wait."""
+        if not isinstance(refusal, BreakerOpenError):
+            return None
+        match self.plan.gates.when_open:
+            case "fail":
+                self._tell_end(Death(reason=DeadReason.REFUSED_BY_GATE, error=refusal))
+                self.request.__dict__[BURIED] = True  # the caller wants to know at once, not a letter
+                return refusal
+            case "dead_letter":
+                return self.end(Death(reason=DeadReason.CIRCUIT_OPEN, error=refusal), refusal) or refusal
+        return None
 
     def _budgeted(self, delay: float, failure: Failure, admission: Admission) -> tuple[float, tuple[str, ...]]:
         """Hold a retry back when retries are more than their share of successes: a storm becomes a queue.
@@ -183,125 +210,39 @@ class Outcome:
         deadline_at = self.started(now).deadline_at
         return (delay, ()) if deadline_at is not None and now + held > deadline_at else (held, owed)
 
-    def store(
-        self, attempts: Attempts, delay: float, error: BaseException | None, arguments: Arguments | None = None
-    ) -> None:
-        """Store the next attempt, with other arguments if some are given; else the message goes back, after a pause."""
-        self._keep_or_give_back(lambda: self._store(attempts, delay, arguments), error)
-
-    def _keep_or_give_back(self, keep: Callable[[], None], error: BaseException | None) -> None:
-        try:
-            keep()
-        except Exception as problem:
-            tell(logger, logging.WARNING, Event.ATTEMPT_NOT_STORED, **self._fields(), error=problem)
-            if not (self.task.acks_late and heals(problem)):
-                raise (error or problem) from problem  # acked before it ran, or nothing to hope for
-            pause = self.runtime.next_pause()
-            self.runtime.clock.sleep(self.runtime.clock.uniform(pause / 2, pause))
-            raise Reject(problem, requeue=True) from problem
-        self.runtime.forget_pauses()
-
-    def travelling(self, attempts: Attempts) -> Attempts:
-        """Give the attempts with what the next message must know of its origin."""
-        queue = attempts.queue or origin_queue(self.task.app, self.request.delivery_info or {})
-        lineage = attempts.lineage or lineage_of(self.request)
-        return replace(attempts, queue=queue, lineage=lineage)
-
-    def _store(self, attempts: Attempts, delay: float, arguments: Arguments | None) -> None:
-        attempts = self.travelling(attempts)
-        envelope = original(self.request.properties, self.request.delivery_info)
-        schedule = self.runtime.schedule
-        is_native = delays_natively(self.task.app, self.runtime.family, attempts.queue)
-        # RabbitMQ counts delays in whole seconds: shorter ones are the schedule's, where there is one.
-        if schedule is None or envelope is None or (is_native and delay >= 1):
-            delay = max(1, math.ceil(delay)) if is_native else delay
-            self._publish(attempts, delay, arguments)
-            if schedule is not None:
-                schedule.record(str(attempts.lineage), attempts.step + 1, delay)
-            return
-        if arguments is not None:
-            envelope = with_arguments(envelope, *arguments, accept=self.task.app.conf.accept_content)
-        envelope = next_message(envelope, attempts, self.request.retries + 1)
-        number = attempts.step + 1
-        if not schedule.add_attempt(envelope, attempts.queue, str(attempts.lineage), number, delay):
-            own = self._beside_namesake(attempts)
-            if own is not None:
-                envelope = next_message(envelope, own, self.request.retries + 1)
-                schedule.add_attempt(envelope, own.queue, str(own.lineage), number, delay)
-
-    def _beside_namesake(self, attempts: Attempts) -> Attempts | None:
-        """Follow a message that is on record already: a twin of this run stored it, and there is nothing to do (None).
-
-        Unless the record may be of another message with the same task id: then this one gets a lineage of its own.
-        """
-        is_redelivered = (self.request.delivery_info or {}).get("redelivered")
-        if self.attempts.lineage is not None or is_redelivered or has_own_lineage(self.request.properties):
-            return None
-        return replace(attempts, lineage=f"{attempts.lineage}:{self.runtime.clock.token()}")
-
-    def _publish(self, attempts: Attempts, delay: float, arguments: Arguments | None) -> None:
-        """Let Celery publish the next attempt with a delay: natively on quorum queues, else by ETA."""
-        headers = {**(self.request.headers or {}), HEADER: attempts.to_header()}
-        headers.pop("redelivered", None)
-        args: Any
-        kwargs: Any
-        args, kwargs = arguments or (None, None)
-        signature = self.task.signature_from_request(
-            self.request,
-            args,
-            kwargs,
-            queue=attempts.queue,
-            countdown=delay,
-            retries=self.request.retries + 1,
-            headers=headers,
-        )
-        signature.apply_async()
-
     def after(self, failure: Failure, delay: float) -> Attempts:
         worker = str(self.request.hostname or "")
         now = self.runtime.clock.time()
         return self.started(now).after_failure(failure, delay=delay, at=now, worker=worker)
 
-    def started(self, now: float) -> Attempts:
-        """Give the attempts with a deadline, which counts from here if no publish of ours has set it."""
-        seconds, deadline_at = self._deadline_seconds(), self.attempts.deadline_at
-        if deadline_at is None and seconds is not None:
-            deadline_at = now + seconds
-        return replace(self.attempts, task_id=self.request.id, deadline_at=deadline_at)
-
-    def _deadline_seconds(self) -> float | None:
-        of_call = self.attempts.options.get("deadline_seconds")
-        return of_call if of_call is not None else self.plan.deadline_seconds
-
     def _policy(self, kind: FailureClass) -> RetryPolicy:
         of_call = policy_of_call(self.attempts.options)
         return policies_from("resilience", of_call, self.plan.policies)[kind]
 
-    def _is_behind(self) -> bool:
-        """Look whether a redelivered message was followed by a later attempt before its ack was lost."""
-        schedule = self.runtime.schedule
-        if schedule is None or not (self.request.delivery_info or {}).get("redelivered"):
-            return False
+    def _begin(self) -> Begun:
+        """Ask whether a redelivered or requeued message may run; unasked, the one runs and the other goes back."""
+        deliveries, request = self.runtime.deliveries, self.request
+        is_again = is_redelivered(request.delivery_info, request.__dict__)
+        if deliveries is None or not (is_again or self.attempts.requeue):
+            return Begun("run", 0)
+        limit = self.task.max_crashes if is_lettered(self.task, self.runtime) else 0
+        lineage = self.attempts.lineage or lineage_of(request)
         try:
-            return schedule.highest_attempt(self.attempts.lineage or lineage_of(self.request)) > self.attempts.step + 1
+            return deliveries.begin(self.attempts, lineage, is_redelivered=is_again, max_crashes=limit)
         except StoreUnavailableError as problem:
-            tell(logger, logging.WARNING, Event.REDELIVERY_UNCHECKED, **self._fields(), error=problem)
-            return False
+            tell(logger, logging.WARNING, Event.REDELIVERY_UNCHECKED, **self.fields(), error=problem)
+            if self.attempts.requeue and self.task.acks_late:
+                self.give_back(problem)  # its twin may have run
+            return Begun("run", 0)
 
-    def _log(self, failure: Failure, reason: str) -> None:
-        told = {"reason": reason, "failure_class": failure.failure_class, "fingerprint": failure.fingerprint}
-        tell(logger, failure.severity, Event.TASK_ENDED, **self._fields(), **told)
-
-    def _fields(self) -> dict[str, Any]:
-        return {"task_id": self.request.id, "task": self.task.name, "attempt": self.attempts.attempt}
-
-
-def attempts_of(request: Any) -> Attempts:
-    """Read the attempts from a request, where a worker or an eager call left them."""
-    header = request.__dict__.get(HEADER)
-    if header is None and request.headers:
-        header = request.headers.get(HEADER)
-    return attempts_for(header, request.id)
+    def _tell_end(self, death: Death) -> None:
+        failure = death.failure
+        told: dict[str, Any] = {"reason": death.reason}
+        if failure is not None:
+            told |= {"failure_class": failure.failure_class, "fingerprint": failure.fingerprint}
+        else:
+            told |= {"error": death.error}
+        tell(logger, logging.ERROR if failure is None else failure.severity, Event.TASK_ENDED, **self.fields(), **told)
 
 
 def celery_retry(error: BaseException | None, delay: float, *, is_eager: bool = False) -> CeleryRetry:
@@ -315,21 +256,3 @@ def past_deadline(refusal: Exception) -> DeadlineExceededError:
     ended = DeadlineExceededError(f"The deadline comes before the task may be tried again. {refusal}")
     ended.__cause__ = refusal
     return ended
-
-
-def lineage_of(request: Any) -> str:
-    """Name the line of attempts that begins with this message."""
-    return lineage_name(request.properties, request.id, request.replaced_task_nesting)
-
-
-def heals(problem: BaseException) -> bool:
-    """Say whether what kept us from storing may be over when the message comes back."""
-    if isinstance(problem, StoreUnavailableError):
-        return True
-    return Classifier.default().classify(problem).failure_class in RETRYABLE
-
-
-def next_message(envelope: Envelope, attempts: Attempts, retries: int) -> Envelope:
-    """Give the message of the next attempt: the same bytes, with new numbers and no ETA."""
-    headers = {**envelope.headers, HEADER: attempts.to_header(), "retries": retries, "eta": None}
-    return replace(envelope, headers=headers)

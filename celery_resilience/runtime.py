@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from celery._state import _task_stack  # type: ignore[attr-defined]  # not in the stubs
@@ -20,6 +20,8 @@ from .backpressure import Backpressure
 from .breaker import Breakers, CircuitBreaker, Transition
 from .breaker_policy import BreakerPolicy
 from .clock import SYSTEM_CLOCK, Clock
+from .deadletter.queue import LIMIT_SECONDS, DeadLetterQueue
+from .deliveries import Deliveries
 from .errors import StoreUnavailableError
 from .failure import Classifier
 from .limits import Limits
@@ -28,9 +30,15 @@ from .policy import RetryPolicies
 from .redis_store import RedisStore
 from .schedule import KEEP_RECORD_SECONDS, Schedule
 from .settings import PREFIX, Settings
+from .signals import breaker_changed
 from .transport.announce import announce
 from .transport.depth import queue_lengths
-from .transport.target import broker_name, family_of, redis_target
+from .transport.target import broker_name, broker_target, family_of, redis_target
+
+if TYPE_CHECKING:
+    from .deadletter.desk import Desk
+    from .deadletter.identity import Registration
+    from .sql_store import Database
 
 _ATTRIBUTE = "_resilience_runtime"
 _apps: weakref.WeakSet[Celery] = weakref.WeakSet()
@@ -91,6 +99,87 @@ class Runtime:
         keep = max(KEEP_RECORD_SECONDS, 2.0 * float(timeout))
         name = self.family if shared else self.settings.broker_name or broker_name(self.app)
         return Schedule(self.store, self.clock, broker=name, shared=shared, keep_seconds=keep)
+
+    @cached_property
+    def broker_store(self) -> RedisStore | None:
+        """The broker's own Redis with a patience of a second, None if the broker is not one Redis."""
+        target = broker_target(self.app, self.settings)
+        if target is None:
+            return None
+        return RedisStore(
+            target.url,
+            prefix=target.prefix,
+            timeout_seconds=LIMIT_SECONDS,
+            cooldown_seconds=self.settings.store_cooldown_seconds,
+            options=target.options,
+            ssl=target.ssl,
+            clock=self.clock,
+        )
+
+    @cached_property
+    def dead_letters(self) -> DeadLetterQueue:
+        """The broker's queue of dead letters."""
+        return DeadLetterQueue(
+            self.app,
+            self.broker_store,
+            name=self.settings.dlq_queue,
+            cooldown_seconds=self.settings.store_cooldown_seconds,
+            clock=self.clock,
+        )
+
+    @cached_property
+    def deliveries(self) -> Deliveries | None:
+        """The record of redelivered and requeued messages, None if no Redis is configured."""
+        if self.schedule is None:
+            return None
+        return Deliveries(self.schedule, requeue_seconds=self.settings.dlq_retention_days * 86400)
+
+    @cached_property
+    def database(self) -> Database:
+        """The SQL database of letters and jobs; nothing is opened before it is used."""
+        from .sql_store import Database, default_url  # senders of tasks need not load SQL
+
+        return Database(self.settings.database_url or default_url(self.app.main or "celery"), self.clock)
+
+    @cached_property
+    def registration(self) -> Registration:
+        """The fleet's word on which database is the right one."""
+        from .deadletter.identity import Registration
+
+        return Registration(self.store, self.database, self.app.main or "celery")
+
+    @cached_property
+    def desk(self) -> Desk:
+        """The verbs on dead letters."""
+        from .deadletter.desk import Desk
+        from .deadletter.ledger import Ledger
+        from .deadletter.redrive import Redrive
+
+        retention_days = self.settings.dlq_retention_days
+        keep = retention_days * 86400
+        return Desk(
+            self.app,
+            self.dead_letters,
+            Ledger(self.database),
+            Redrive(self.app, self.broker_store, keep_seconds=keep, clock=self.clock),
+            self.registration,
+            retention_days=retention_days,
+            open_breaker_of=self._open_breaker_of,
+            clock=self.clock,
+        )
+
+    def _open_breaker_of(self, task: str) -> str | None:
+        """Name the breaker that would refuse this task now; one that depends on arguments is not looked at."""
+        option = getattr(type(self.app.tasks.get(task)), "breaker", None)
+        if option is None and self.settings.default_breaker == "task":
+            option = task
+        names = [option] if isinstance(option, str) else option if isinstance(option, (list, tuple)) else []
+        for name in names:
+            with contextlib.suppress(StoreUnavailableError):
+                found = self.breakers.find(name)
+                if found is not None and found.state in ("open", "forced open"):
+                    return str(name)
+        return None
 
     def next_pause(self) -> float:
         """Give how long to hold a message before it goes back: longer each time, while nothing can be stored."""
@@ -154,6 +243,7 @@ class Runtime:
         app = self._app()
         if app is not None:  # a breaker may outlive the app that made it
             announce(app, f"resilience-breaker-{transition.event}", transition.as_dict())
+        breaker_changed.send(sender=transition.breaker, transition=transition)
 
     @property
     def app(self) -> Celery:

@@ -92,8 +92,8 @@ class Schedule:
         self.clock = clock
         self.shared = shared
         self._keep_seconds = keep_seconds
-        self._group = f"schedule:{broker}"
-        self._keys = [store.key(self._group, "due"), store.key(self._group, "entries")]
+        self.group = f"schedule:{broker}"
+        self._keys = [store.key(self.group, "due"), store.key(self.group, "entries")]
 
     def add_attempt(self, envelope: Envelope, queue: str | None, lineage: str, number: int, delay: float) -> bool:
         """Store the next attempt of a lineage, due after `delay` seconds; False if it was stored before.
@@ -102,7 +102,7 @@ class Schedule:
         redelivered earlier message can see that it is behind.
         """
         place = Place(queue or "", envelope.priority, "retry", f"{lineage}:{number}")
-        record = (self._record(lineage), number, int(delay + self._keep_seconds), "once")
+        record = (self.record_key(lineage), number, int(delay + self._keep_seconds), "once")
         return self._add(place, envelope, delay * 1000, "in", *record)
 
     def add_park(
@@ -110,7 +110,7 @@ class Schedule:
     ) -> bool:
         """Store the same attempt again, to be tried after `delay` seconds or when what it waits for has come."""
         place = Place(queue or "", envelope.priority, "park", f"{lineage}:{number}")
-        record = (self._record(lineage), number, int(delay + self._keep_seconds), "once")
+        record = (self.record_key(lineage), number, int(delay + self._keep_seconds), "once")
         return self._add(place, envelope, delay * 1000, "in", *record, parked=self._parked(waits_for))
 
     def wake(self, waits_for: str, spread_seconds: float = 1.0) -> int:
@@ -132,14 +132,14 @@ class Schedule:
         `name` is what `was_moved` will ask by; unless it is unique to this message, another one may be stored under it.
         """
         place = Place(queue or "", envelope.priority, "eta", name if is_unique else f"{name}:{self.clock.token()}")
-        record = (self._record(name), 1, int(self._keep_seconds), "once" if is_unique else "anyway")
+        record = (self.record_key(name), 1, int(self._keep_seconds), "once" if is_unique else "anyway")
         return self._add(place, envelope, due_at * 1000, "at", *record)
 
     def record(self, lineage: str, attempt: int, delay: float) -> None:
         """Record an attempt that was published elsewhere; what fails here only leaves a redelivery unchecked."""
         try:
             keep = int(delay + self._keep_seconds)
-            self.store.run("lineage_record", [self._record(lineage)], [attempt, keep])
+            self.store.run("lineage_record", [self.record_key(lineage)], [attempt, keep])
         except StoreUnavailableError as error:
             tell(logger, logging.WARNING, Event.REDELIVERY_UNCHECKED, lineage=lineage, error=error)
 
@@ -149,7 +149,7 @@ class Schedule:
 
     def highest_attempt(self, lineage: str) -> int:
         """Give the highest attempt stored for a lineage, 0 if none is on record."""
-        return int(self.store.command("GET", self._record(lineage)) or 0)
+        return int(self.store.command("GET", self.record_key(lineage)) or 0)
 
     def due(self, limit: int) -> Due:
         """Look what is due, without taking it."""
@@ -197,11 +197,12 @@ class Schedule:
         found = [(member, score, _read(text)) for (member, score), text in zip(pairs, packed, strict=True) if text]
         return [_waiting(member, score, envelope) for member, score, envelope in found if envelope is not None]
 
-    def _record(self, lineage: str) -> str:
-        return self.store.key(self._group, "highest", lineage)
+    def record_key(self, lineage: str) -> str:
+        """Name the key that holds the highest attempt of a lineage."""
+        return self.store.key(self.group, "highest", lineage)
 
     def _parked(self, waits_for: str) -> str:
-        return self.store.key(self._group, "parked", waits_for)
+        return self.store.key(self.group, "parked", waits_for)
 
     def _add(self, place: Place, envelope: Envelope, ms: float, base: str, *record: Any, parked: str = "") -> bool:
         key, *kept = record

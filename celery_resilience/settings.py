@@ -28,6 +28,10 @@ class Settings:
     `queue_breakers` names, by queue, the breaker that all its tasks wait for: while it is open it is not consumed.
     `max_queue_length` is by queue, for all tasks sent there.
     `visibility_timeout_seconds` applies the recommended transport options to a Redis broker.
+    `dlq_enabled` has dead tasks kept as letters, `dlq_collect` has workers move them from the DLQ into the ledger.
+    `dlq_expired` makes letters of tasks that expired before they ran, too.
+    `dlq_queue` names the queue of dead letters, `{queue}` in it stands for the queue that a message came from.
+    `database_url` is where letters and jobs are kept; without it a SQLite file of this machine, named by the app.
     """
 
     redis_url: str | None = None
@@ -48,6 +52,12 @@ class Settings:
     store_timeout_seconds: float = 0.15
     store_cooldown_seconds: float = 5.0
     requeue_pause_seconds: float = 1.0
+    dlq_enabled: bool = True
+    dlq_collect: bool = True
+    dlq_expired: bool = False
+    dlq_queue: str = "resilience.dlq"
+    dlq_retention_days: float = 30.0
+    database_url: str | None = None
 
     def __post_init__(self) -> None:
         text(PREFIX + "redis_url", self.redis_url, "redis://host:6379/0")
@@ -58,6 +68,7 @@ class Settings:
         check_rules(PREFIX + "failure_rules", self.failure_rules)
         self._check_breakers()
         self._check_queues()
+        self._check_dead_letters()
         one_of(PREFIX + "default_breaker", self.default_breaker, ("task",))
         number(PREFIX + "deadline_seconds", self.deadline_seconds, low=0.001, high=366 * 86400)
         number(PREFIX + "visibility_timeout_seconds", self.visibility_timeout_seconds, low=1, high=86400)
@@ -67,6 +78,7 @@ class Settings:
             ("store_cooldown_seconds", 0.1, 300),
             ("requeue_pause_seconds", 0, 60),
             ("queue_full_wait_seconds", 0, 3600),
+            ("dlq_retention_days", 0.01, 3660),
         ):
             required(PREFIX + name, getattr(self, name))
             number(PREFIX + name, getattr(self, name), low=low, high=high)
@@ -98,6 +110,19 @@ class Settings:
             whole_number(f"{PREFIX}max_queue_length[{queue!r}]", length, low=1, high=1_000_000_000)
         for queue, breaker in self.queue_breakers.items():
             text(f"{PREFIX}queue_breakers[{queue!r}]", breaker, "smtp")
+
+    def _check_dead_letters(self) -> None:
+        for name in ("dlq_enabled", "dlq_collect", "dlq_expired"):
+            is_on: Any = getattr(self, name)
+            if not isinstance(is_on, bool):
+                raise ConfigurationError(PREFIX + name, is_on, "is not True or False", "Write False for off.")
+        required(PREFIX + "dlq_queue", self.dlq_queue)
+        text(PREFIX + "dlq_queue", self.dlq_queue, "resilience.dlq")
+        text(PREFIX + "database_url", self.database_url, "postgresql+psycopg://user@host/resilience")
+        left = self.dlq_queue.replace("{queue}", "")
+        if "{" in left or "}" in left or self.dlq_queue == "{queue}":
+            remedy = "Write a name, or a pattern like '{queue}.dlq'."
+            raise ConfigurationError(PREFIX + "dlq_queue", self.dlq_queue, "is not the name of a queue", remedy)
 
     @property
     def policies(self) -> RetryPolicies:

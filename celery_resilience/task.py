@@ -12,10 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from billiard import current_process
 from billiard.einfo import ExceptionInfo
 from celery import Celery, Task
 from celery._state import get_current_task
-from celery.exceptions import Reject
+from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 from celery.exceptions import Retry as CeleryRetry
 from celery.signals import task_retry
 from celery.utils.time import maybe_make_aware
@@ -25,11 +26,15 @@ from . import worker
 from .admission import Admission, Refused
 from .attempts import HEADER, Attempts, read_attempts
 from .breaker import CircuitBreaker
-from .decision import DeadLetter, Retry
-from .errors import BreakerOpenError, LimitReachedError
+from .deadletter import DeadLetter
+from .decision import DeadLetter as End
+from .decision import Retry
+from .ending import watch_failures
+from .errors import BreakerOpenError, LimitReachedError, ProcessExitError
 from .failure import FailureClass
 from .gates import BreakerOption, RateOption, WhenOpen
-from .outcome import REFUSED, Outcome, Plan, celery_retry, heals
+from .onward import Plan, heals
+from .outcome import REFUSED, Outcome, celery_retry
 from .policy import PolicyOption, policies_from
 from .runtime import Runtime, runtime_here, runtime_of
 from .settings import check_call_options
@@ -37,6 +42,8 @@ from .task_options import check_options, gates_of, option
 from .transport.depth import queue_of
 
 BUILT_IN = "celery."
+MAIN = "MainProcess"
+COUNT = "x-delivery-count"  # of a quorum queue
 STAGE = "_resilience_stage"  # on a request: how far into __call__ and body it is
 STORE = "_resilience_store"  # on a request: what a signature made by retry() does instead of publishing
 
@@ -59,10 +66,10 @@ def _as_attempt(body: Body, otherwise: Body) -> Body:
         request._protected = 1  # a call of itself from within the body is a plain call to Celery
         if request.is_eager:
             return self._attempt_eagerly(body, request, args, kwargs)
+        if HEADER in request.__dict__ or request.delivery_info.get("redelivered") or COUNT in request.__dict__:
+            return self._attempt_again(body, request, args, kwargs)
         if not (self._plan or self._make_plan())[1].gates.is_open_way:
-            return self._attempt_gated(body, request, args, kwargs)
-        if HEADER in request.__dict__ or request.delivery_info.get("redelivered"):
-            self._outcome(request).admit()
+            return self._attempt_gated(body, self._outcome(request), args, kwargs)
         try:
             return body(self, *args, **kwargs)
         except Exception as error:
@@ -76,7 +83,12 @@ def _as_attempt(body: Body, otherwise: Body) -> Body:
 
 def _run(task: ResilientTask, *args: Any, **kwargs: Any) -> Any:
     task.request_stack.top.__dict__[STAGE] = "body"
-    return task.run(*args, **kwargs)
+    try:
+        return task.run(*args, **kwargs)
+    except SystemExit as leave:
+        if current_process().name != MAIN or isinstance(leave, (WorkerShutdown, WorkerTerminate)):
+            raise  # a pool process of its own, which ends; or the worker itself was told to
+        raise ProcessExitError from leave  # threads and greenlets share their process with other tasks
 
 
 def _run_within(task: ResilientTask, *args: Any, **kwargs: Any) -> Any:
@@ -96,6 +108,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
 
     abstract = True
     acks_late = True
+    Request = "celery_resilience.worker.request:ResilientRequest"
     Strategy = "celery_resilience.worker.strategy:resilient"
 
     retry_policy: PolicyOption = None
@@ -106,6 +119,9 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
     rate_limit_shared: RateOption = None
     max_concurrent: int | None = None
     max_queue_length: int | None = None
+    dlq: bool = True
+    when_dead: str = "auto"
+    max_crashes: int = 3
 
     _is_built_in = False
     _plan: tuple[Runtime, Plan] | None = None
@@ -124,10 +140,11 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         """Check the options and add our part to the app's worker; Celery may call it more than once."""
         super().on_bound(app)
         worker.install(app)
+        watch_failures()
         if str(cls.name).startswith(BUILT_IN):
             cls._is_built_in = True
             cls.acks_late = app.conf.task_acks_late
-            cls.Strategy = Task.Strategy
+            cls.Request, cls.Strategy = Task.Request, Task.Strategy
         else:
             check_options(cls, ResilientTask)
 
@@ -184,6 +201,12 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             einfo.tb = inner
         super().on_retry(exc, task_id, args, kwargs, einfo)
 
+    def on_dead_letter(self, letter: DeadLetter) -> None:
+        """Called once the letter of a task is stored, when no attempt follows; override it freely, to alert somebody.
+
+        What it raises is logged. Where the process that ran the task died, the worker's parent calls it: be quick.
+        """
+
     def signature_from_request(self, request: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Give the signature that would run this request again; in `retry` it goes to the schedule when applied."""
         signature = super().signature_from_request(request, *args, **kwargs)
@@ -196,11 +219,16 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         """Give the breaker of a name, for `with self.guard("payments"):` in a body; a refusal there parks the task."""
         return runtime_here(self.app).breaker(name)
 
-    def _attempt_gated(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
-        """Run the body as one attempt, if its gates admit it; a refusal parks it, fails it or runs its fallback."""
+    def _attempt_again(self, body: Body, request: Any, args: Any, kwargs: Any) -> Any:
+        """Run a message that is not the first of its task, unless it is late, followed, a twin or poison."""
         outcome = self._outcome(request)
         outcome.admit()
-        admission = Admission(outcome.plan.gates, outcome.runtime, outcome.attempts, str(request.id))
+        with outcome.on_record():
+            return self._attempt_gated(body, outcome, args, kwargs)
+
+    def _attempt_gated(self, body: Body, outcome: Outcome, args: Any, kwargs: Any) -> Any:
+        """Run the body as one attempt, if its gates admit it; a refusal parks it, fails it or runs its fallback."""
+        admission = Admission(outcome.plan.gates, outcome.runtime, outcome.attempts, str(outcome.request.id))
         refused = None
         try:
             refused = admission.enter(args, kwargs)
@@ -259,7 +287,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
                         reason = celery_retry(error, delay, is_eager=True)
                         self.on_retry(error, request.id, request.args, request.kwargs, ExceptionInfo())
                         task_retry.send(sender=self, request=request, reason=reason, einfo=None)
-                    case DeadLetter():
+                    case End():
                         raise
             except BaseException:
                 admission.cancel()

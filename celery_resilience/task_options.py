@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from .checks import near_miss, number, whole_number
+from .checks import near_miss, number, one_of, required, whole_number
 from .errors import ConfigurationError
 from .gates import Gates, check_gates
 from .policy import policies_from
@@ -20,7 +20,11 @@ OPTIONS = (
     "rate_limit_shared",
     "max_concurrent",
     "max_queue_length",
+    "dlq",
+    "when_dead",
+    "max_crashes",
 )
+WHEN_DEAD = ("auto", "park", "fail")
 OF_POLICY = ("max_attempts", "base_seconds", "cap_seconds", "floor_seconds")
 
 
@@ -32,6 +36,12 @@ def check_options(cls: Any, root: type) -> None:
     check_rules(f"{where}failure_rules", option(cls, "failure_rules"))
     check_gates(where, gates_of(cls))
     whole_number(f"{where}max_queue_length", cls.max_queue_length, low=1, high=1_000_000_000)
+    if not isinstance(cls.dlq, bool):
+        raise ConfigurationError(f"{where}dlq", cls.dlq, "is not True or False", "Write False to have no letters.")
+    required(f"{where}when_dead", cls.when_dead)
+    one_of(f"{where}when_dead", cls.when_dead, WHEN_DEAD)
+    required(f"{where}max_crashes", cls.max_crashes)
+    whole_number(f"{where}max_crashes", cls.max_crashes, low=1, high=1000)
     autoretry_for = getattr(cls, "autoretry_for", None)
     if autoretry_for:
         attempts = 1 + cls.max_retries if isinstance(cls.max_retries, int) else 1000

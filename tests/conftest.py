@@ -13,6 +13,7 @@ from celery import Celery
 from celery_resilience.testing import EmbeddedRedis, embedded_redis
 from tests.apps.configuration import celery_app
 from tests.support.missing import missing
+from tests.support.postgres import Postgres, find_postgres
 from tests.support.process_tree import adopt_orphans, bury, children_of, command_of
 from tests.support.proof import IS_PROOF, Figures
 from tests.support.rabbitmq import RabbitMQ, find_rabbitmq
@@ -39,6 +40,24 @@ def rabbitmq() -> Iterator[RabbitMQ]:
         missing("RabbitMQ", "run `make servers`")
     with contextlib.closing(RabbitMQ(program)) as node:
         yield node
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A private PostgreSQL for the whole run, started (1 s) when first asked for; `.new_database()` is empty."""
+    programs = find_postgres()
+    if programs is None:
+        missing("PostgreSQL", "run `make servers`")
+    with contextlib.closing(Postgres(programs)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the default database of apps under test out of the user's home; workers inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture
@@ -76,10 +95,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the users of RabbitMQ; leave out the tests that only `make proof` runs."""
+    """Mark the users of RabbitMQ and PostgreSQL; leave out the tests that only `make proof` runs."""
     for item in items:
-        if "rabbitmq" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.rabbitmq)
+        for server in {"rabbitmq", "postgres"}.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(getattr(pytest.mark, server))
     if not IS_PROOF:
         only_proof = [item for item in items if item.get_closest_marker("proof")]
         items[:] = [item for item in items if item not in only_proof]

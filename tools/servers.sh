@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Install the servers that the tests start for themselves: RabbitMQ. (Redis comes inside a wheel.)
+# Install the servers that the tests start for themselves: RabbitMQ and PostgreSQL. (Redis comes inside a wheel.)
 # At home a server that cannot be had is a loud line and exit 0: its tests will be skipped. With CI=true it is exit 1.
 set -euo pipefail
 
 have_rabbitmq() { [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || command -v rabbitmq-server >/dev/null; }
+have_postgresql() { ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null; }
 
-# Debian starts a service as it installs it. The tests run private nodes only, so nothing may be left running.
+# Debian starts a service as it installs it, and makes a cluster of PostgreSQL. The tests run private servers only, so
+# nothing may be left running.
 install_without_starting() {
     local policy=/usr/sbin/policy-rc.d
     if [ ! -e "$policy" ]; then
@@ -17,23 +19,28 @@ install_without_starting() {
     apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
-if have_rabbitmq; then
-    echo "servers: RabbitMQ is here"
-    exit 0
-fi
-
-reason="not root: run 'sudo make servers', or install rabbitmq-server yourself"
-if ! command -v apt-get >/dev/null; then
-    reason="no apt-get: install rabbitmq-server with your system's own packages"
-elif [ "$(id -u)" -eq 0 ]; then
-    echo "servers: installing rabbitmq-server by apt"
-    install_without_starting rabbitmq-server || true
-    if have_rabbitmq; then
-        echo "servers: RabbitMQ is here"
-        exit 0
+missing=0
+provide() { # name as people say it, the function that looks for it, the package, the mark of its tests
+    if "$2"; then
+        echo "servers: $1 is here"
+        return
     fi
-    reason="apt-get could not install rabbitmq-server"
-fi
+    local reason="not root: run 'sudo make servers', or install $3 yourself"
+    if ! command -v apt-get >/dev/null; then
+        reason="no apt-get: install $3 with your system's own packages"
+    elif [ "$(id -u)" -eq 0 ]; then
+        echo "servers: installing $3 by apt"
+        install_without_starting "$3" || true
+        if "$2"; then
+            echo "servers: $1 is here"
+            return
+        fi
+        reason="apt-get could not install $3"
+    fi
+    echo "servers: *** NO ${1^^}: tests marked '$4' WILL BE SKIPPED ($reason) ***" >&2
+    missing=1
+}
 
-echo "servers: *** NO RABBITMQ: tests marked 'rabbitmq' WILL BE SKIPPED ($reason) ***" >&2
-[ "${CI:-}" != true ] || exit 1
+provide RabbitMQ have_rabbitmq rabbitmq-server rabbitmq
+provide PostgreSQL have_postgresql postgresql postgres
+[ "$missing" = 0 ] || [ "${CI:-}" != true ] || exit 1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from .adopt import adopt_database
 from .breaker import breaker
+from .dlq import dlq
 from .pause import list_pauses, pause, resume
+from .requeue import requeue
 from .resilience import resilience
 
-__all__ = ["breaker", "resilience"]
+__all__ = ["breaker", "dlq", "resilience"]
 
-for _command in (pause, resume, list_pauses):
+for _command in (pause, resume, list_pauses, adopt_database):
     resilience.add_command(_command)
+dlq.add_command(requeue)

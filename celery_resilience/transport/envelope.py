@@ -110,6 +110,27 @@ def original(properties: Mapping[str, Any] | None, delivery_info: Mapping[str, A
     )
 
 
+def received(message: Message) -> Envelope:
+    """Give a message as it was delivered, whatever is wrong with it; one that could not be unpacked stays packed."""
+    body: Any = message.body
+    given: Any = message.headers
+    headers = given if isinstance(given, Mapping) else {}
+    own = _own_headers(headers)
+    if message.errors and headers.get("compression"):
+        own["compression"] = headers["compression"]
+    place: Any = message.delivery_info
+    delivery_info = place if isinstance(place, Mapping) else {}
+    return Envelope(
+        body=body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body or b""),
+        content_type=_text_or(message.content_type, "application/data"),
+        content_encoding=_text_or(message.content_encoding, "binary"),
+        headers=own,
+        properties={name: value for name, value in message.properties.items() if name not in _OF_ONE_DELIVERY},
+        exchange=_text_or(delivery_info.get("exchange"), ""),
+        routing_key=_text_or(delivery_info.get("routing_key"), ""),
+    )
+
+
 def with_arguments(
     envelope: Envelope, args: Sequence[Any], kwargs: Mapping[str, Any], *, accept: Iterable[str]
 ) -> Envelope:
@@ -139,5 +160,9 @@ def _own_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in headers.items()
-        if name not in passing and not name.startswith(("x-first-death", "x-last-death"))
+        if name not in passing and not str(name).startswith(("x-first-death", "x-last-death"))
     }
+
+
+def _text_or(value: Any, otherwise: str) -> str:
+    return value if isinstance(value, str) and value else otherwise

@@ -1,16 +1,21 @@
 """Where a message came from, and how the broker names that place.
 
-Private kombu API: `Channel._q_for_pri` and `global_keyprefix`, in one function.
+Private kombu API: `Channel._q_for_pri` and `global_keyprefix`, in two functions.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery
 from celery.utils.quorum_queues import detect_quorum_queues
+from kombu.transport.redis import PRIORITY_STEPS, Channel
+
+DELAYED = "celery_delayed_"
+_DELAY = re.compile(r"^(?:[01]\.){28}")
 
 
 def origin_queue(app: Celery, delivery_info: Mapping[str, Any]) -> str | None:
@@ -19,10 +24,12 @@ def origin_queue(app: Celery, delivery_info: Mapping[str, Any]) -> str | None:
     routing_key = delivery_info.get("routing_key") or ""
     if not exchange:
         return routing_key or None
+    is_delayed = DELAYED in exchange  # by RabbitMQ, with the bits of the delay before the routing key
+    routing_key = _DELAY.sub("", routing_key) if is_delayed else routing_key
     names = [
         queue.name
         for queue in app.amqp.queues.values()
-        if queue.exchange.name == exchange and _leads_to(queue, routing_key)
+        if (is_delayed or queue.exchange.name == exchange) and _leads_to(queue, routing_key)
     ]
     return names[0] if len(names) == 1 else None
 
@@ -38,6 +45,15 @@ def delays_natively(app: Celery, family: str, queue: str | None) -> bool:
 def redis_list(channel: Any, queue: str, priority: int) -> str:
     """Name the list in which kombu keeps this queue for this priority, with the broker's own prefix."""
     return f"{channel.global_keyprefix}{channel._q_for_pri(queue, max(0, priority))}"
+
+
+def redis_list_of(app: Celery, queue: str, priority: int = 0) -> str:
+    """Name the same list from the app's configuration alone, where no channel is open."""
+    options = app.conf.broker_transport_options or {}
+    steps = options.get("priority_steps") or PRIORITY_STEPS
+    step = steps[bisect(steps, max(0, priority)) - 1]
+    suffix = f"{options.get('sep', Channel.sep)}{step}" if step else ""
+    return f"{options.get('global_keyprefix', '')}{queue}{suffix}"
 
 
 def _leads_to(queue: Any, routing_key: str) -> bool:

@@ -58,24 +58,34 @@ def redis_target(app: Celery, settings: Settings) -> Target | None:
     """Choose the Redis: the one that was named, else the broker's, else the result backend's, else none."""
     broker, conf = broker_url(app), app.conf
     options = dict(conf.broker_transport_options or {})
-    ssl = conf.broker_use_ssl if isinstance(conf.broker_use_ssl, Mapping) else {}
-    of_broker = Target(
-        url=broker,
-        prefix=f"{options.get('global_keyprefix', '')}{settings.key_prefix}",
-        shared=_one_server(conf, broker),
-        options=options,
-        ssl=ssl,
-    )
     if settings.redis_url and settings.redis_url != broker:
         return Target(url=settings.redis_url, prefix=settings.key_prefix, shared=False, options=options, ssl={})
     if family_of(app) == "redis":
-        return of_broker
+        return _of_broker(app, settings)
     backend = str(conf.result_backend or "")
     if urlsplit(backend).scheme in SCHEMES:
         backend_ssl = conf.redis_backend_use_ssl or {}
         backend_options = dict(conf.result_backend_transport_options or {})
         return Target(url=backend, prefix=settings.key_prefix, shared=False, options=backend_options, ssl=backend_ssl)
     return None
+
+
+def broker_target(app: Celery, settings: Settings) -> Target | None:
+    """Give the broker's own Redis if it is one and only one, whichever Redis holds the shared state."""
+    target = _of_broker(app, settings) if family_of(app) == "redis" else None
+    return target if target is not None and target.shared else None
+
+
+def _of_broker(app: Celery, settings: Settings) -> Target:
+    broker, conf = broker_url(app), app.conf
+    options = dict(conf.broker_transport_options or {})
+    return Target(
+        url=broker,
+        prefix=f"{options.get('global_keyprefix', '')}{settings.key_prefix}",
+        shared=_one_server(conf, broker),
+        options=options,
+        ssl=conf.broker_use_ssl if isinstance(conf.broker_use_ssl, Mapping) else {},
+    )
 
 
 def _one_server(conf: Any, broker: str) -> bool:

@@ -7,6 +7,7 @@ spell of trouble, never ends the thread and never reaches a task.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
 
@@ -18,11 +19,15 @@ TROUBLE_SECONDS = 1.0
 
 
 class Duty:
-    """Calls `work`, which gives the seconds until it wants to be called again, until it is stopped."""
+    """Calls `work`, which gives the seconds until it wants to be called again, until it is stopped.
 
-    def __init__(self, name: str, work: Callable[[], float]) -> None:
+    `is_blocking` work is done in a thread of the system even under gevent, whose threads share one of them: it must not
+    use connections that others use.
+    """
+
+    def __init__(self, name: str, work: Callable[[], float], *, is_blocking: bool = False) -> None:
         self.name = name
-        self._work = work
+        self._work = _apart(work) if is_blocking else work
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"resilience-{name}", daemon=True)
 
@@ -48,3 +53,14 @@ class Duty:
                     tell(logger, logging.WARNING, Event.DUTY_FAILED, duty=self.name, error=repr(error))
                 in_trouble, pause = True, TROUBLE_SECONDS
             self._stopped.wait(pause)
+
+
+def _apart(work: Callable[[], float]) -> Callable[[], float]:
+    """Have work done in a thread of its own where gevent has made all threads its own."""
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is None or not monkey.is_module_patched("threading"):
+        return work
+    from gevent.threadpool import ThreadPool
+
+    pool = ThreadPool(1)
+    return lambda: float(pool.apply(work))

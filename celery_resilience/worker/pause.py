@@ -22,6 +22,7 @@ from ..events import Event, tell
 from ..pauses import Pause, Pauses, waits_for
 from ..runtime import Runtime, runtime_of
 from ..schedule import Schedule
+from ..signals import task_parked
 from ..transport.envelope import Envelope, original
 from ..transport.lineage import has_own_lineage, lineage_name
 from ..transport.queues import origin_queue
@@ -164,6 +165,7 @@ def park_if_paused(message: Message, task: str, runtime: Runtime) -> bool:
         tell(logger, logging.WARNING, Event.PAUSE_PASSED, **told, error=error)
         return False
     tell(logger, logging.INFO, Event.TASK_PARKED, **told, waits_for=waits_for(task), delay=round(delay, 3))
+    task_parked.send(sender=task, task_id=task_id, waits_for=waits_for(task), delay=delay)
     return True
 
 

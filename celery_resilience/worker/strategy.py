@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from celery import Celery
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker.strategy import default
 from kombu.message import Message
 
@@ -22,6 +21,7 @@ from ..runtime import Runtime, runtime_of
 from ..transport.envelope import hand_over, original
 from ..transport.queues import origin_queue
 from .pause import park_if_paused
+from .shape import timestamp
 
 logger = logging.getLogger(__name__)
 
@@ -71,12 +71,3 @@ def move_if_far(message: Message, eta: Any, runtime: Runtime) -> bool:
         tell(logger, logging.WARNING, Event.ETA_KEPT, task_id=message.headers.get("id"), error=error)
         return False
     return True
-
-
-def timestamp(eta: Any, app: Celery) -> float | None:
-    """Read an ETA as seconds since the epoch; None leaves the complaint to Celery."""
-    try:
-        moment = maybe_iso8601(eta)
-        return None if moment is None else maybe_make_aware(moment, app.timezone).timestamp()
-    except (AttributeError, TypeError, ValueError, OverflowError):
-        return None

@@ -191,6 +191,7 @@ def define_tasks(app: Celery, url: str) -> None:
     task(script, name="resilient.early", bind=True, base=Noted, acks_late=False)
     task(script, name="resilient.thrice", bind=True, base=Noted, retry_policy=RetryPolicy(max_attempts=3))
     task(script, name="resilient.hurried", bind=True, base=Noted, deadline_seconds=1.0)
+    task(script, name="resilient.unparked", bind=True, base=Noted, when_dead="fail")
     task(script, name="resilient.endless", bind=True, base=Noted, max_retries=None)
     task(
         script,

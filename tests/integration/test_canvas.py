@@ -48,7 +48,7 @@ def test_a_chord_in_a_chain_goes_on_after_its_retries(stage: Stage) -> None:
 
 def test_a_member_that_fails_for_good_fails_the_chord_once(stage: Stage) -> None:
     add, key = stage.app.tasks["resilient.add"], stage.key()
-    script, note = stage.app.tasks["resilient.script"], stage.app.tasks["resilient.note"]
+    script, note = stage.app.tasks["resilient.unparked"], stage.app.tasks["resilient.note"]
     body = stage.app.tasks["resilient.total"].s().on_error(note.si(key=key))
     members = [add.s(1, 1), script.si(stage.key(), ["raise", "network"]).set(resilience={"max_attempts": 2})]
     result = chord(members)(body)

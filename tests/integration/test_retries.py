@@ -44,6 +44,7 @@ class TestByClass:
         with pytest.raises(ConnectionError, match="down"):
             result.get(timeout=15)
         assert stage.attempts(key) == [1, 2, 3, 4, 5]
+        wait_until(lambda: stage.record.llen(f"on_failure:{result.id}"), 5, "on_failure, which comes after the result")
         assert stage.record.lrange(f"on_failure:{result.id}", 0, -1) == ["ConnectionError"]
 
     def test_a_permanent_failure_ends_at_once(self, stage: Stage) -> None:

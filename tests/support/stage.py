@@ -48,7 +48,7 @@ class Stage:
             "BROKER_URL": broker or server.url,
             "RESULT_URL": results or server.url,
             "RECORD_URL": server.url,
-            "CONF": json.dumps(dict(conf or {})),
+            "CONF": json.dumps({"resilience_database_url": f"sqlite:///{directory / 'ledger.db'}", **(conf or {})}),
             **env,
         }
         self.record: redis.Redis = server.client(decode_responses=True)

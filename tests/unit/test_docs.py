@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from celery_resilience import RetryPolicy, Settings, lua
+from celery_resilience.cli import dlq
 from celery_resilience.cli.resilience import resilience
 from celery_resilience.decision import DeadReason
 from celery_resilience.events import Event
@@ -95,6 +96,15 @@ def test_every_command_and_its_options_are_told() -> None:
     for name, command in resilience.commands.items():
         assert f"## celery -A proj resilience {name}" in text
         for option in (option for param in command.params for option in param.opts):
+            assert row(text, f"`{option}`")
+
+
+def test_every_command_on_letters_and_its_options_are_told() -> None:
+    text = page("dlq.md")
+
+    for name, command in dlq.commands.items():
+        assert f"## celery -A proj dlq {name}" in text
+        for option in (option for param in command.params for option in param.opts if option.startswith("--")):
             assert row(text, f"`{option}`")
 
 

@@ -82,7 +82,6 @@ class TestBinding:
             ("breaker", [], "is no breaker"),
             ("breaker", ["a", 1], "is no breaker"),
             ("breaker", 5, "is no breaker"),
-            ("when_open", "dead_letter", "is not known"),
             ("when_open", "parked", "is not known"),
             ("rate", "fast", "is not a rate"),
             ("rate", 100, "is not a rate"),

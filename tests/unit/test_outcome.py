@@ -9,7 +9,7 @@ from celery.app.task import Context
 
 from celery_resilience.attempts import FIRST, HEADER, Attempts
 from celery_resilience.errors import StoreUnavailableError
-from celery_resilience.outcome import attempts_of, heals
+from celery_resilience.onward import attempts_of, heals
 
 
 def request(task_id: str, header: Any, *, is_eager: bool = False) -> Context:

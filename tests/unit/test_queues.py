@@ -35,6 +35,8 @@ def app_with(*queues: Queue, broker: str = "amqp://") -> Celery:
         ("events", "both", None),
         ("news", "any", None),
         ("nowhere", "mail.high", None),
+        ("celery_delayed_0", "0." * 27 + "1.order.paid", "orders"),
+        ("eu_celery_delayed_delivery", "0." * 28 + "both", None),
     ],
 )
 def test_the_origin_is_found_where_it_is_the_only_one(
