@@ -2,13 +2,14 @@
 -- Take messages off their lists and note them as held, in one step: kombu's own two steps lose what is between them.
 -- KEYS[1] unacked of kombu: hash: delivery tag -> [message, exchange, routing key]; bounded by what is in work
 -- KEYS[2] unacked index of kombu: sorted set: delivery tag -> time in seconds; bounded by what is in work
--- KEYS[3] list of what is no message at all, as it came, newest first; kept until somebody has looked at it
+-- KEYS[3] hash of what is no message at all: name -> bytes as they came; each stays until its letter is stored
 -- KEYS[4…] the lists of all queues at the first priority, then at the next, and so on
 -- ARGV[1] how many to take at most
--- ARGV[2…] the names of the queues
--- returns 1 if there may be more, else 0; then for each message the position of its queue, its tag and itself.
---         Queues of one priority take turns.
-local limit, queues = tonumber(ARGV[1]), #ARGV - 1
+-- ARGV[2] a token, for the names of what has none
+-- ARGV[3…] the names of the queues
+-- returns 1 if there may be more, else 0; then for each message the position of its queue, its tag and itself, and for
+--         what is no message the same with the position negative. Queues of one priority take turns.
+local limit, queues = tonumber(ARGV[1]), #ARGV - 2
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local answer, count = {1}, 0
@@ -18,26 +19,31 @@ local function text(value, otherwise)
     return otherwise
 end
 
-local function tag_and_origin(packed)
-    local _, message = pcall(cjson.decode, packed)
-    local properties = type(message) == 'table' and message.properties
-    if type(properties) ~= 'table' then return '' end
-    local tag, origin = properties.delivery_tag, properties.delivery_info
-    if type(tag) == 'number' then tag = string.format('%.0f', tag) end
-    return text(tag, ''), type(origin) == 'table' and origin or {}
+local function properties_of(packed)
+    local is_read, message = pcall(cjson.decode, packed)
+    if not is_read or type(message) ~= 'table' or not string.find(packed, '^%s*{') then return nil end
+    return type(message.properties) == 'table' and message.properties or {}
+end
+
+local function hold(tag, packed, origin, queue)
+    local exchange, routing_key = cjson.encode(text(origin.exchange, '')), cjson.encode(text(origin.routing_key, queue))
+    redis.call('HSET', KEYS[1], tag, '[' .. packed .. ',' .. exchange .. ',' .. routing_key .. ']')
+    redis.call('ZADD', KEYS[2], now, tag)
 end
 
 local function take(packed, position)
     count = count + 1
-    local tag, origin = tag_and_origin(packed)
-    if tag == '' then
-        redis.call('LPUSH', KEYS[3], packed)
-        return
+    local queue, properties = ARGV[2 + position], properties_of(packed)
+    local tag = ARGV[2] .. ':' .. count .. ':' .. queue
+    if properties == nil then
+        redis.call('HSET', KEYS[3], tag, packed)
+        position = -position
+    else
+        local given, origin = properties.delivery_tag, properties.delivery_info
+        if type(given) == 'number' then given = string.format('%.0f', given) end
+        if text(given, '') ~= '' then tag = given end
+        hold(tag, packed, type(origin) == 'table' and origin or {}, queue)
     end
-    local exchange = cjson.encode(text(origin.exchange, ''))
-    local routing_key = cjson.encode(text(origin.routing_key, ARGV[1 + position]))
-    redis.call('HSET', KEYS[1], tag, '[' .. packed .. ',' .. exchange .. ',' .. routing_key .. ']')
-    redis.call('ZADD', KEYS[2], now, tag)
     answer[#answer + 1] = position
     answer[#answer + 1] = tag
     answer[#answer + 1] = packed

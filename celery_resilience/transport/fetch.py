@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kombu.asynchronous import get_event_loop
@@ -27,7 +29,10 @@ logger = logging.getLogger(__name__)
 AT_ONCE = 100
 PATIENT_LOSSES = 3  # pushes that others answered sooner, in a row, before a worker takes its time
 LONGEST_MOMENT = 0.05  # seconds; among many idle workers the shortest of their moments is far shorter
-UNREADABLE = "resilience.unreadable"  # a queue of the broker's, for what is no message
+UNREADABLE = "resilience.unreadable"  # a hash: what is no message, until it has its letter
+
+Unreadable = Callable[[str, bytes, Callable[[], None]], None]
+"""Told of what is no message: its name, which ends in that of its queue, its bytes, and how to let go of it."""
 
 
 class Fetch:
@@ -37,15 +42,18 @@ class Fetch:
     and `_deliver_one` do. `_in_poll` tells kombu that something is under way on the connection.
     """
 
-    def __init__(self, channel: Any, clock: Clock, at_once: int = AT_ONCE) -> None:
+    def __init__(
+        self, channel: Any, clock: Clock, at_once: int = AT_ONCE, on_unreadable: Unreadable | None = None
+    ) -> None:
         self._channel = channel
         self._clock = clock
         self._at_once = at_once
+        self._on_unreadable = on_unreadable
         self._source = lua.source("fetch")
         self._digest = hashlib.sha1(self._source.encode(), usedforsecurity=False).hexdigest()
         self._queues: list[str] = []
         self._limit = 0
-        self._arrived: deque[tuple[str, str, str]] = deque()
+        self._arrived: deque[tuple[str, str, bytes]] = deque()
         self._is_asked = False
         self._is_waiting = False
         self._look_again_at = 0.0
@@ -71,6 +79,9 @@ class Fetch:
         channel._brpop_start, channel._brpop_read = self.start, self.read
         channel.handlers["BRPOP"] = self.read
         channel.qos.can_consume = self.can_consume
+        with channel.conn_or_acquire() as client:
+            for name, raw in client.hgetall(f"{channel.global_keyprefix}{UNREADABLE}").items():
+                self._tell_unreadable(bytes_to_str(name), raw)
         return True
 
     def start(self, timeout: float | None = None) -> None:
@@ -113,7 +124,10 @@ class Fetch:
     def _receive(self, connection: Any) -> None:
         has_more, *taken = connection.read_response()
         for position, tag, packed in zip(taken[::3], taken[1::3], taken[2::3], strict=True):
-            self._arrived.append((self._queues[position - 1], bytes_to_str(tag), bytes_to_str(packed)))
+            if position < 0:
+                self._tell_unreadable(bytes_to_str(tag), packed)
+            else:
+                self._arrived.append((self._queues[position - 1], bytes_to_str(tag), packed))
         self._losses = self._losses + 1 if self._was_woken and not taken else 0
         self._was_woken = False
         self._be_idle()
@@ -131,7 +145,7 @@ class Fetch:
 
     def _send(self, connection: Any, command: str, script: str) -> None:
         keys = self._keys(self._queues)
-        connection.send_command(command, script, len(keys), *keys, self._limit, *self._queues)
+        connection.send_command(command, script, len(keys), *keys, self._limit, self._clock.token(), *self._queues)
         self._is_asked, self._is_waiting = True, False
         self._channel._in_poll, self._channel._brpop_sent_at = connection, self._clock.monotonic()
 
@@ -145,7 +159,7 @@ class Fetch:
         """Have the server tell of pushes, and see that it knows the script; on every connect."""
         connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP", check_health=False)
         connection.read_response()
-        connection.send_command("EVAL", self._source, 4, *self._keys([""])[:4], 0, "", check_health=False)
+        connection.send_command("EVAL", self._source, 4, *self._keys([""])[:4], 0, "", "", check_health=False)
         connection.read_response()
 
     def _hears_of_push(self, connection: Any) -> bool:
@@ -186,22 +200,39 @@ class Fetch:
         while self._arrived:
             self._deliver_one(*self._arrived.popleft())
 
-    def _deliver_one(self, queue: str, tag: str, packed: str) -> None:
+    def _deliver_one(self, queue: str, tag: str, packed: bytes) -> None:
         channel = self._channel
         channel._queue_cycle.rotate(queue)
         try:
-            channel.connection._deliver(loads(packed), queue)
+            channel.connection._deliver(_under_tag(loads(bytes_to_str(packed)), tag), queue)
         except channel.connection_errors:
             raise
-        except Exception as error:
-            if tag in map(str, tuple(channel.qos._delivered)):
+        except Exception:
+            if tag in channel.qos._delivered:
                 raise  # the message is whole: it is the consumer's error
-            tell(logger, logging.ERROR, Event.MESSAGE_REJECTED, queue=queue, delivery_tag=tag, error=repr(error))
-            self._set_aside(tag, packed)
+            self._set_aside(f"{self._clock.token()}:0:{queue}", tag, packed)
 
-    def _set_aside(self, tag: str, packed: str) -> None:
+    def _set_aside(self, name: str, tag: str, packed: bytes) -> None:
         """Keep what the script took for a message and kombu cannot read."""
         channel = self._channel
         with channel.conn_or_acquire() as client:
-            pipe = client.pipeline().lpush(UNREADABLE, packed)
+            pipe = client.pipeline().hset(UNREADABLE, name, packed)
             pipe.zrem(channel.unacked_index_key, tag).hdel(channel.unacked_key, tag).execute()
+        self._tell_unreadable(name, packed)
+
+    def _tell_unreadable(self, name: str, packed: bytes) -> None:
+        tell(logger, logging.ERROR, Event.MESSAGE_REJECTED, name=name, size=len(packed))
+        if self._on_unreadable is not None:
+            self._on_unreadable(name, packed, partial(self._let_go, name))
+
+    def _let_go(self, name: str) -> None:
+        with self._channel.conn_or_acquire() as client:
+            client.hdel(UNREADABLE, name)
+
+
+def _under_tag(message: dict[str, Any], tag: str) -> dict[str, Any]:
+    """Give the message with the tag that it is held under; raises if there is no place for one."""
+    if message.get("properties") is None:
+        message["properties"] = {}
+    message["properties"]["delivery_tag"] = tag
+    return message

@@ -22,7 +22,7 @@ from redis.retry import Retry
 from .. import lua
 from ..clock import Clock
 from ..events import Event, tell
-from .fetch import AT_ONCE, Fetch
+from .fetch import AT_ONCE, Fetch, Unreadable
 
 logger = logging.getLogger(__name__)
 
@@ -155,8 +155,16 @@ class Holding:
         tell(logger, logging.WARNING, Event.LEASE_LOST, delivery_tag=tag)
 
 
-def hold(channel: Any, clock: Clock, still_running: Callable[[], Collection[str]], at_once: int = AT_ONCE) -> Holding:
+def hold(
+    channel: Any,
+    clock: Clock,
+    still_running: Callable[[], Collection[str]],
+    at_once: int = AT_ONCE,
+    on_unreadable: Unreadable | None = None,
+) -> Holding:
     """Watch over every message that this channel takes from now on, at most `at_once` in one step.
+
+    `on_unreadable` is told of what is no message, and lets go of it when it is kept elsewhere.
 
     `still_running` gives the tags of runs that go on when the channel closes, as they do when the connection is lost:
     their messages are kept and acked by a connection of our own. (kombu would put them back for a second run, and ends
@@ -176,7 +184,7 @@ def hold(channel: Any, clock: Clock, still_running: Callable[[], Collection[str]
     )
     holding = Holding(broker, timeout, clock)
     append, restore_once = qos.append, qos.restore_unacked_once
-    if Fetch(channel, clock, at_once).install():
+    if Fetch(channel, clock, at_once, on_unreadable).install():
         append = partial(QoS.append, qos)  # the fetch has noted it in Redis already
 
     def append_held(message: Message, delivery_tag: str) -> None:

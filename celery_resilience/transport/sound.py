@@ -1,8 +1,8 @@
 """Makes whatever lies in a Redis queue a message that kombu can deliver, so that no envelope ends the worker.
 
 What is merely missing is filled in and the message runs; what is wrong is marked, with all of it kept, and becomes a
-letter. Only what is not JSON is out of reach here: kombu parses it before anybody is asked. Private kombu API is used
-in `tolerate` and nowhere else: `Transport._deliver` and `Channel.decode_body`.
+letter. What is no JSON object does not come here: the fetch sets it aside. Private kombu API is used in `tolerate` and
+nowhere else: `Transport._deliver` and `Channel.decode_body`.
 """
 
 from __future__ import annotations

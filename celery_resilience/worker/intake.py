@@ -22,11 +22,11 @@ from ..decision import DeadReason
 from ..errors import shorten
 from ..events import Event, tell
 from ..runtime import runtime_of
-from ..transport.envelope import received
+from ..transport.envelope import Envelope, received
 from ..transport.sound import bound_decompression, tolerate
 from .burial import Death, letter_of, waiting_group
 from .shape import is_name, problem_of
-from .undertaker import Undertaker
+from .undertaker import Undertaker, undertaker_of
 
 logger = logging.getLogger(__name__)
 
@@ -160,3 +160,15 @@ class Intake:
         task_id = headers.get("id") if isinstance(headers, dict) else None
         if is_name(task_id) and self._group(message) is None:
             self._consumer.app.backend.mark_as_failure(task_id, InvalidTaskError(shorten(exc)))
+
+
+def bury_unreadable(consumer: Any, name: str, packed: bytes, let_go: Callable[[], None]) -> None:
+    """Make a letter of what lay in a Redis queue and is no message; where letters are switched off it stays aside."""
+    undertaker = undertaker_of(consumer.app)
+    if undertaker is None:
+        return
+    queue = name.split(":", 2)[-1]
+    envelope = Envelope(packed, "application/data", "binary", {}, {}, "", queue)
+    death = Death(reason=DeadReason.MALFORMED, error="it is no message: not a JSON object")
+    letter = letter_of(runtime_of(consumer.app), envelope, death, delivery_tag=name, worker=str(consumer.hostname))
+    undertaker.bury(letter, let_go)

@@ -6,6 +6,7 @@ be short, which lets the orphans of a killed worker start again soon.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -16,6 +17,7 @@ from ..runtime import runtime_of
 from ..transport.fetch import AT_ONCE
 from ..transport.lease import Holding, hold
 from .duty import Duty
+from .intake import bury_unreadable
 
 
 class LeaseStep(bootsteps.StartStopStep):
@@ -39,7 +41,8 @@ class LeaseStep(bootsteps.StartStopStep):
         clock = runtime_of(consumer.app).clock
         # A solo pool runs each message where it is delivered: what else was taken would wait behind it.
         at_once = 1 if isinstance(consumer.pool, solo.TaskPool) else AT_ONCE
-        self._holdings.append(hold(consumer.task_consumer.channel, clock, tags_still_running, at_once))
+        bury = partial(bury_unreadable, consumer)
+        self._holdings.append(hold(consumer.task_consumer.channel, clock, tags_still_running, at_once, bury))
         self._duty.start()
 
     def stop(self, consumer: Any) -> None:

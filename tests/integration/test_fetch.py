@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from celery_resilience import lua
+from celery_resilience import DeadLetter, lua, runtime_of
+from celery_resilience.deadletter.filters import LetterFilter
 from celery_resilience.testing import EmbeddedRedis, embedded_redis
 from tests.support.stage import Stage, open_stage
 from tests.support.waiting import wait_until
@@ -58,22 +59,40 @@ class TestAWorker:
 
             assert stage.script(DONE)[1].get(timeout=10) == "done"
 
-    def test_sets_aside_what_is_no_message_and_goes_on(self, tmp_path: Path, own_server: EmbeddedRedis) -> None:
-        strange = ["garbage", "[]", "{}", '{"properties": {}}', '{"properties": {"delivery_tag": ""}}', "\x00\xff"]
-        unbuildable = [
-            json.dumps({"body": "?", "properties": {"delivery_tag": "a", "body_encoding": "rot13"}}),
-            json.dumps({"body": "abcde", "properties": {"delivery_tag": "b", "body_encoding": "base64"}}),
-            '{"properties": {"delivery_tag": "c"}, "n": 0x10}',
-        ]
-        with open_stage(tmp_path, own_server) as stage:
-            stage.record.lpush("resilient", *strange, *unbuildable)
+    def test_makes_letters_of_what_is_no_message_and_goes_on(self, tmp_path: Path, own_server: EmbeddedRedis) -> None:
+        strange = [b"garbage", b"[]", b"5", b"null", b'"text"', b"\x00\xff", b"{", b'{"properties": 5, "n": 0x10}']
+        with open_stage(tmp_path, own_server) as stage, own_server.client() as client:
+            client.lpush("resilient", *strange)
             worker = stage.worker(concurrency=1)
 
             assert stage.script(DONE)[1].get(timeout=15) == "done"
-            kept = stage.record.lrange("resilience.unreadable", 0, -1)
-            assert sorted(kept) == sorted([*strange, *unbuildable])
+            wait_until(lambda: not client.hlen("resilience.unreadable"), 10, worker.log)
+            letters = [letter for letter in letters_of(stage) if letter.reason == "malformed"]
+            assert sorted(letter.envelope.body for letter in letters) == sorted(strange)
+            assert {letter.queue for letter in letters} == {"resilient"}
             stage.wait_idle()
             assert worker.is_alive
+
+    def test_finds_what_a_killed_worker_has_set_aside(self, tmp_path: Path, own_server: EmbeddedRedis) -> None:
+        with open_stage(tmp_path, own_server) as stage, own_server.client() as client:
+            client.hset("resilience.unreadable", "token:1:resilient", b"\xfegarbage")
+            worker = stage.worker(concurrency=1)
+
+            wait_until(lambda: not client.hlen("resilience.unreadable"), 10, worker.log)
+            assert [letter.envelope.body for letter in letters_of(stage)] == [b"\xfegarbage"]
+
+    def test_keeps_aside_what_is_no_message_where_letters_are_switched_off(
+        self, tmp_path: Path, own_server: EmbeddedRedis
+    ) -> None:
+        conf = {"resilience_dlq_enabled": False}
+        broken = json.dumps({"body": "abcde", "properties": {"delivery_tag": "b", "body_encoding": "base64"}}).encode()
+        with open_stage(tmp_path, own_server, conf=conf) as stage, own_server.client() as client:
+            client.lpush("resilient", b"\xff", broken)
+            stage.worker(concurrency=1)
+
+            assert stage.script(DONE)[1].get(timeout=15) == "done"
+            assert sorted(client.hvals("resilience.unreadable")) == sorted([b"\xff", broken])
+            stage.wait_idle()
 
     def test_goes_on_as_kombu_does_where_the_server_refuses(self, tmp_path: Path, own_server: EmbeddedRedis) -> None:
         own_server.client().execute_command(
@@ -115,8 +134,9 @@ class TestTheScript:
     def fetch(self, client: redis.Redis, limit: int, *queues: str) -> tuple[bool, list[tuple[str, str]]]:
         lists = [f"{queue}{suffix}" for suffix in ("", "\x06\x163") for queue in queues]
         keys = [*self.KEYS, *lists]
-        answer: Any = client.eval(lua.source("fetch"), len(keys), *keys, limit, *queues)
-        return bool(answer[0]), [(queues[answer[n] - 1], answer[n + 1]) for n in range(1, len(answer), 3)]
+        answer: Any = client.eval(lua.source("fetch"), len(keys), *keys, limit, "token", *queues)
+        found = [(answer[n], answer[n + 1]) for n in range(1, len(answer), 3)]
+        return bool(answer[0]), [(queues[at - 1] if at > 0 else "", tag) for at, tag in found]
 
     def test_takes_higher_priorities_first_and_queues_in_turn(self, client: redis.Redis) -> None:
         self.push(client, "a\x06\x163", "late")
@@ -152,11 +172,18 @@ class TestTheScript:
 
         assert json.loads(str(client.hget("u", "7")))[1:] == ["", "a"]
 
-    def test_counts_what_is_no_message(self, client: redis.Redis) -> None:
+    def test_a_message_without_a_tag_gets_one(self, client: redis.Redis) -> None:
+        client.lpush("a", json.dumps({"body": "x"}))
+
+        assert self.fetch(client, 1, "a") == (True, [("a", "token:1:a")])
+        assert json.loads(str(client.hget("u", "token:1:a"))) == [{"body": "x"}, "", "a"]
+
+    def test_counts_what_is_no_message_and_keeps_each(self, client: redis.Redis) -> None:
         client.lpush("a", *["junk"] * 5)
 
-        assert self.fetch(client, 3, "a") == (True, [])
-        assert client.llen("strange") == 3
+        assert self.fetch(client, 3, "a") == (True, [("", f"token:{n}:a") for n in (1, 2, 3)])
+        assert client.hgetall("strange") == {f"token:{n}:a": "junk" for n in (1, 2, 3)}
+        assert client.llen("a") == 2
 
 
 def message(tag: str) -> str:
@@ -166,3 +193,11 @@ def message(tag: str) -> str:
 
 def commands(stage: Stage) -> set[str]:
     return {name.removeprefix("cmdstat_") for name in stage.record.info("commandstats")}
+
+
+def letters_of(stage: Stage) -> list[DeadLetter]:
+    """Collect what is in the DLQ, and give every letter of the ledger."""
+    desk = runtime_of(stage.app).desk
+    desk.collect()
+    found = [desk.get(one.id) for one in desk.find(LetterFilter())]
+    return [whole[1] for whole in found if whole is not None]
