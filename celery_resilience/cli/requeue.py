@@ -45,7 +45,10 @@ def requeue(ctx: click.Context, runtime: Runtime, dry_run: bool, yes: bool, as_j
     chosen, note = selected_from(given), given.pop("note")
     desk = _collected(ctx, runtime)
     count = desk.count(chosen)
-    if not count and not desk.settle():
+    if not count and not dry_run and (settled := desk.settle()):
+        ctx.obj.echo(f"finished {settled} letters that an earlier run had left")
+        return
+    if not count:
         nothing_matched(ctx)
     if dry_run:
         _preview(ctx, desk, chosen, count, as_json, **given)
