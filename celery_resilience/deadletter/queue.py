@@ -157,7 +157,9 @@ class DeadLetterQueue:
         """Read what lay in the queue; what is no message at all is kept by its bytes."""
         try:
             message = unpack(packed)
-            if not (isinstance(message.headers, Mapping) and isinstance(message.content_type, str)):
+            headers: object = message.headers
+            kind: object = message.content_type
+            if not isinstance(headers, Mapping) or not isinstance(kind, str):
                 raise TypeError("not a message as kombu writes it")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             message = Envelope(packed, "application/octet-stream", "binary", {}, {}, "", "")
