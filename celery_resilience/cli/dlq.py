@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from .breaker import moment, print_json, print_table, who
-from .dlq_options import chosen_from, confirm, filtered, nothing_matched, selected_from, selecting, told
+from .dlq_options import chosen_from, confirm, filtered, nothing_matched, plain, selected_from, selecting, told
 from .resilience import human_seconds
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def show(ctx: click.Context, runtime: Runtime, letter_id: str, as_json: bool) ->
         print_json(ctx, {**shown, "related": [one.as_dict() for one in related]})
         return
     for line in _lines(stored, letter, related):
-        ctx.obj.echo(line)
+        ctx.obj.echo(plain(line))
 
 
 @dlq.command()
@@ -244,9 +244,8 @@ def _collected(ctx: click.Context, runtime: Runtime) -> Desk:
 
 
 def _row(one: StoredLetter) -> tuple[str, ...]:
-    error = f"{one.error_type.rpartition('.')[2]}: {one.error_message}".splitlines()[0][:80]
     attempt = f"{one.attempt}" + (f" (requeued {one.generation}×)" if one.generation else "")
-    return (
+    cells = (
         one.id,
         moment(one.failed_at),
         one.task or "?",
@@ -255,8 +254,13 @@ def _row(one: StoredLetter) -> tuple[str, ...]:
         attempt,
         one.queue or "?",
         one.state + (" (parked)" if one.parked and one.state == "waiting" else ""),
-        error,
+        _error(one),
     )
+    return tuple(plain(cell) for cell in cells)
+
+
+def _error(one: StoredLetter) -> str:
+    return f"{one.error_type.rpartition('.')[2]}: {one.error_message}".splitlines()[0][:80]
 
 
 def _show_groups(ctx: click.Context, found: list[Group], as_json: bool) -> None:
@@ -265,13 +269,13 @@ def _show_groups(ctx: click.Context, found: list[Group], as_json: bool) -> None:
         return
     rows = [
         (
-            str(one.key or "?")[:32],
+            plain(str(one.key or "?"))[:32],
             str(one.count),
             moment(one.first_failed_at),
             moment(one.last_failed_at),
-            one.example.task or "?",
+            plain(one.example.task or "?"),
             one.example.failure_class,
-            f"{one.example.error_type.rpartition('.')[2]}: {one.example.error_message}".splitlines()[0][:80],
+            plain(_error(one.example)),
         )
         for one in found
     ]
