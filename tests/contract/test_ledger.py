@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -28,7 +27,6 @@ from celery_resilience.failure import FailureClass
 from celery_resilience.migrations import STEPS, VERSIONS
 from celery_resilience.sql_store import Database, default_url
 from tests.support.letters import a_letter
-from tests.support.postgres import Postgres, find_postgres
 
 ANY = LetterFilter(state="any")
 
@@ -277,17 +275,6 @@ class TestTheDatabase:
         monkeypatch.setenv("XDG_STATE_HOME", "relative")
         monkeypatch.setenv("HOME", "/home/ann")
         assert default_url("shop") == "sqlite:////home/ann/.local/state/celery-resilience/shop.sqlite3"
-
-    def test_a_database_that_comes_back_is_used_again(self) -> None:
-        programs = find_postgres()
-        if programs is None:
-            pytest.skip("no PostgreSQL")
-        with contextlib.closing(Postgres(programs)) as server:
-            ledger = Ledger(Database(server.new_database()))
-            ledger.add([a_letter()])
-            server.stop()
-            with pytest.raises(StoreUnavailableError):
-                ledger.count(ANY)
 
 
 class TestForks:
