@@ -40,7 +40,7 @@ def list_letters(
     ctx: click.Context, runtime: Runtime, limit: int, after: str | None, collapse: bool, as_json: bool, **given: Any
 ) -> None:
     """List letters, the latest death first; what waits in the DLQ is collected before."""
-    chosen, desk = chosen_from(given), _collected(ctx, runtime)
+    chosen, desk = chosen_from(given), collected(ctx, runtime)
     if collapse:
         _show_groups(ctx, desk.groups(chosen, "arguments", limit), as_json)
         return
@@ -67,7 +67,7 @@ def list_letters(
 def groups(ctx: click.Context, runtime: Runtime, by: str, limit: int, as_json: bool, **given: Any) -> None:
     """Count letters by what they have in common, the largest group first."""
     chosen = chosen_from(given)
-    _show_groups(ctx, _collected(ctx, runtime).groups(chosen, by, limit), as_json)
+    _show_groups(ctx, collected(ctx, runtime).groups(chosen, by, limit), as_json)
 
 
 @dlq.command()
@@ -79,7 +79,7 @@ def show(ctx: click.Context, runtime: Runtime, letter_id: str, as_json: bool) ->
     from ..deadletter.desk import no_such_letter
     from ..deadletter.ledger import arguments_of
 
-    desk = _collected(ctx, runtime)
+    desk = collected(ctx, runtime)
     found = desk.get(letter_id)
     if found is None:
         raise no_such_letter(letter_id)
@@ -103,7 +103,7 @@ def discard(
     ctx: click.Context, runtime: Runtime, reason: str, dry_run: bool, yes: bool, as_json: bool, **given: Any
 ) -> None:
     """End letters with a reason: what waits for them fails. They stay in the ledger."""
-    chosen, desk = selected_from(given), _collected(ctx, runtime)
+    chosen, desk = selected_from(given), collected(ctx, runtime)
     count = desk.count(chosen)
     if not count:
         nothing_matched(ctx)
@@ -123,7 +123,7 @@ def purge(
     ctx: click.Context, runtime: Runtime, note: str, dry_run: bool, yes: bool, as_json: bool, **given: Any
 ) -> None:
     """Delete letters from the ledger for ever; parked ones are discarded first."""
-    chosen, desk = selected_from(given), _collected(ctx, runtime)
+    chosen, desk = selected_from(given), collected(ctx, runtime)
     count = desk.count(chosen)
     if not count:
         nothing_matched(ctx)
@@ -143,7 +143,7 @@ def export(ctx: click.Context, runtime: Runtime, output: IO[str], **given: Any) 
     """Write letters as JSON lines, message and all, for `import`. Secrets in messages are not hidden there."""
     from ..deadletter.export import lines_of
 
-    chosen, desk = chosen_from(given), _collected(ctx, runtime)
+    chosen, desk = chosen_from(given), collected(ctx, runtime)
     count = 0
     for line in lines_of(desk, chosen):
         output.write(line + "\n")
@@ -172,7 +172,7 @@ def stats(ctx: click.Context, runtime: Runtime, as_json: bool) -> None:
     """Count letters by state, class and reason, and what waits in the DLQ."""
     from ..deadletter.filters import LetterFilter
 
-    desk = _collected(ctx, runtime)
+    desk = collected(ctx, runtime)
     waiting, every = LetterFilter(), LetterFilter(state="any")
     oldest = desk.ledger.oldest()
     counts = {
@@ -223,7 +223,7 @@ def watch(
     while rounds is None or look < rounds:
         if look:
             runtime.clock.sleep(interval)
-        found = _collected(ctx, runtime).find(chosen, 100)
+        found = collected(ctx, runtime).find(chosen, 100)
         for one in reversed([one for one in found if one.id not in seen]):
             cells = _row(one)
             ctx.obj.echo(json.dumps(one.as_dict()) if as_json else "  ".join(cells))
@@ -231,7 +231,7 @@ def watch(
         look += 1
 
 
-def _collected(ctx: click.Context, runtime: Runtime) -> Desk:
+def collected(ctx: click.Context, runtime: Runtime) -> Desk:
     """Give the desk after what waits in the DLQ was collected; a broker that is away only costs a line."""
     from ..errors import StoreUnavailableError
 
