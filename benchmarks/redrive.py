@@ -106,10 +106,11 @@ def fill_dlq(office: Office, count: int) -> None:
 def collecting(office: Office, where: str, count: int) -> None:
     """Measure the collector."""
     fill_dlq(office, count)
-    start = time.monotonic()
+    start, cpu = time.monotonic(), time.process_time()
     collected = office.desk.collect()
     rate = collected / (time.monotonic() - start)
     assert collected == count, (collected, count)
+    print(f"  {(time.process_time() - cpu) / count * 1e6:.0f} µs of our own CPU for each letter collected")
     promise(f"collecting, {where}", ">= 5,000/s", rate, is_kept=rate >= 5000, unit="letters/s")
 
 
@@ -171,9 +172,10 @@ def requeueing(office: Office, where: str, wanted: float) -> None:
     """Measure `requeue --all`, and that memory stays flat."""
     count = office.desk.count()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.monotonic()
+    start, cpu = time.monotonic(), time.process_time()
     outcome = office.desk.requeue(LetterFilter())
     rate = outcome.done / (time.monotonic() - start)
+    print(f"  {(time.process_time() - cpu) / count * 1e6:.0f} µs of our own CPU for each letter requeued")
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert outcome.done == count, outcome
     promise(f"requeue --all, {where}", f">= {wanted:,.0f}/s", rate, is_kept=rate >= wanted, unit="letters/s")

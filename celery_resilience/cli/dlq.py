@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from .breaker import moment, print_json, print_table, who
-from .dlq_options import chosen_from, confirm, filtered, nothing_matched, selected_from, selecting, told
+from .dlq_options import chosen_from, confirm, filtered, nothing_matched, plain, selected_from, selecting, told
 from .resilience import human_seconds
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def list_letters(
     ctx: click.Context, runtime: Runtime, limit: int, after: str | None, collapse: bool, as_json: bool, **given: Any
 ) -> None:
     """List letters, the latest death first; what waits in the DLQ is collected before."""
-    chosen, desk = chosen_from(given), _collected(ctx, runtime)
+    chosen, desk = chosen_from(given), collected(ctx, runtime)
     if collapse:
         _show_groups(ctx, desk.groups(chosen, "arguments", limit), as_json)
         return
@@ -67,7 +67,7 @@ def list_letters(
 def groups(ctx: click.Context, runtime: Runtime, by: str, limit: int, as_json: bool, **given: Any) -> None:
     """Count letters by what they have in common, the largest group first."""
     chosen = chosen_from(given)
-    _show_groups(ctx, _collected(ctx, runtime).groups(chosen, by, limit), as_json)
+    _show_groups(ctx, collected(ctx, runtime).groups(chosen, by, limit), as_json)
 
 
 @dlq.command()
@@ -79,7 +79,7 @@ def show(ctx: click.Context, runtime: Runtime, letter_id: str, as_json: bool) ->
     from ..deadletter.desk import no_such_letter
     from ..deadletter.ledger import arguments_of
 
-    desk = _collected(ctx, runtime)
+    desk = collected(ctx, runtime)
     found = desk.get(letter_id)
     if found is None:
         raise no_such_letter(letter_id)
@@ -90,7 +90,7 @@ def show(ctx: click.Context, runtime: Runtime, letter_id: str, as_json: bool) ->
         print_json(ctx, {**shown, "related": [one.as_dict() for one in related]})
         return
     for line in _lines(stored, letter, related):
-        ctx.obj.echo(line)
+        ctx.obj.echo(plain(line))
 
 
 @dlq.command()
@@ -103,7 +103,7 @@ def discard(
     ctx: click.Context, runtime: Runtime, reason: str, dry_run: bool, yes: bool, as_json: bool, **given: Any
 ) -> None:
     """End letters with a reason: what waits for them fails. They stay in the ledger."""
-    chosen, desk = selected_from(given), _collected(ctx, runtime)
+    chosen, desk = selected_from(given), collected(ctx, runtime)
     count = desk.count(chosen)
     if not count:
         nothing_matched(ctx)
@@ -123,7 +123,7 @@ def purge(
     ctx: click.Context, runtime: Runtime, note: str, dry_run: bool, yes: bool, as_json: bool, **given: Any
 ) -> None:
     """Delete letters from the ledger for ever; parked ones are discarded first."""
-    chosen, desk = selected_from(given), _collected(ctx, runtime)
+    chosen, desk = selected_from(given), collected(ctx, runtime)
     count = desk.count(chosen)
     if not count:
         nothing_matched(ctx)
@@ -143,7 +143,7 @@ def export(ctx: click.Context, runtime: Runtime, output: IO[str], **given: Any) 
     """Write letters as JSON lines, message and all, for `import`. Secrets in messages are not hidden there."""
     from ..deadletter.export import lines_of
 
-    chosen, desk = chosen_from(given), _collected(ctx, runtime)
+    chosen, desk = chosen_from(given), collected(ctx, runtime)
     count = 0
     for line in lines_of(desk, chosen):
         output.write(line + "\n")
@@ -172,7 +172,7 @@ def stats(ctx: click.Context, runtime: Runtime, as_json: bool) -> None:
     """Count letters by state, class and reason, and what waits in the DLQ."""
     from ..deadletter.filters import LetterFilter
 
-    desk = _collected(ctx, runtime)
+    desk = collected(ctx, runtime)
     waiting, every = LetterFilter(), LetterFilter(state="any")
     oldest = desk.ledger.oldest()
     counts = {
@@ -223,7 +223,7 @@ def watch(
     while rounds is None or look < rounds:
         if look:
             runtime.clock.sleep(interval)
-        found = _collected(ctx, runtime).find(chosen, 100)
+        found = collected(ctx, runtime).find(chosen, 100)
         for one in reversed([one for one in found if one.id not in seen]):
             cells = _row(one)
             ctx.obj.echo(json.dumps(one.as_dict()) if as_json else "  ".join(cells))
@@ -231,7 +231,7 @@ def watch(
         look += 1
 
 
-def _collected(ctx: click.Context, runtime: Runtime) -> Desk:
+def collected(ctx: click.Context, runtime: Runtime) -> Desk:
     """Give the desk after what waits in the DLQ was collected; a broker that is away only costs a line."""
     from ..errors import StoreUnavailableError
 
@@ -244,9 +244,8 @@ def _collected(ctx: click.Context, runtime: Runtime) -> Desk:
 
 
 def _row(one: StoredLetter) -> tuple[str, ...]:
-    error = f"{one.error_type.rpartition('.')[2]}: {one.error_message}".splitlines()[0][:80]
     attempt = f"{one.attempt}" + (f" (requeued {one.generation}×)" if one.generation else "")
-    return (
+    cells = (
         one.id,
         moment(one.failed_at),
         one.task or "?",
@@ -255,8 +254,13 @@ def _row(one: StoredLetter) -> tuple[str, ...]:
         attempt,
         one.queue or "?",
         one.state + (" (parked)" if one.parked and one.state == "waiting" else ""),
-        error,
+        _error(one),
     )
+    return tuple(plain(cell) for cell in cells)
+
+
+def _error(one: StoredLetter) -> str:
+    return f"{one.error_type.rpartition('.')[2]}: {one.error_message}".splitlines()[0][:80]
 
 
 def _show_groups(ctx: click.Context, found: list[Group], as_json: bool) -> None:
@@ -265,13 +269,13 @@ def _show_groups(ctx: click.Context, found: list[Group], as_json: bool) -> None:
         return
     rows = [
         (
-            str(one.key or "?")[:32],
+            plain(str(one.key or "?"))[:32],
             str(one.count),
             moment(one.first_failed_at),
             moment(one.last_failed_at),
-            one.example.task or "?",
+            plain(one.example.task or "?"),
             one.example.failure_class,
-            f"{one.example.error_type.rpartition('.')[2]}: {one.example.error_message}".splitlines()[0][:80],
+            plain(_error(one.example)),
         )
         for one in found
     ]

@@ -143,3 +143,8 @@ def nothing_matched(ctx: click.Context) -> None:
     """Say so, and exit 1."""
     ctx.obj.error("No letter matches.")
     ctx.exit(1)
+
+
+def plain(text: str) -> str:
+    """Give text that every terminal takes and none obeys: whatever is not printable is written as its number."""
+    return "".join(sign if sign.isprintable() or sign == "\t" else f"\\x{ord(sign):02x}" for sign in text)

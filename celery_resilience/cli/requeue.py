@@ -40,12 +40,15 @@ if TYPE_CHECKING:
 @told
 def requeue(ctx: click.Context, runtime: Runtime, dry_run: bool, yes: bool, as_json: bool, **given: Any) -> None:
     """Send letters back to their queues, each once: same id, same bytes, attempts go on."""
-    from .dlq import _collected
+    from .dlq import collected
 
     chosen, note = selected_from(given), given.pop("note")
-    desk = _collected(ctx, runtime)
+    desk = collected(ctx, runtime)
     count = desk.count(chosen)
-    if not count and not desk.settle():
+    if not count and not dry_run and (settled := desk.settle()):
+        ctx.obj.echo(f"finished {settled} letters that an earlier run had left")
+        return
+    if not count:
         nothing_matched(ctx)
     if dry_run:
         _preview(ctx, desk, chosen, count, as_json, **given)

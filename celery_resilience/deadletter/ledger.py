@@ -260,7 +260,7 @@ def _row(letter: DeadLetter, now: float, state: str) -> dict[str, Any]:
         "settled_at": None,
         "parked": letter.parked,
         "job_id": letter.job_id,
-        "group_id": group if isinstance(group, str) else None,
+        "group_id": group if isinstance(group, str) and len(group) <= 500 else None,
         "claim": None,
         "text": "\n".join(word for word in words if word).lower()[:TEXT_LIMIT],
     }

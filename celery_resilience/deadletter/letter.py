@@ -28,6 +28,7 @@ MAX_HEADER = 32 * 1024
 MAX_HEADERS = 100 * 1024  # AMQP's header table must fit into one frame, typically of 128 kB
 MAX_TEXT = 2000
 MAX_NAME = 500
+MAX_ID = 64
 # What would change the way through the DLQ: it travels inside the letter, and is put back on the message at its end.
 _HELD_BACK = ("priority", "expiration", "user_id")
 _PASSING = ("x-death", "x-delivery-count", "redelivered")
@@ -183,7 +184,7 @@ def read_letter(message: Envelope, *, unique: str | None = None, clock: Clock = 
         if LETTER_HEADER in message.headers:
             known = json.loads(message.headers[LETTER_HEADER])
             return load_letter(known, _as_it_was(message, known))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         pass  # not ours after all, or mutilated on the way: it is kept as a stranger's
     return _of_stranger(message, unique, clock)
 
@@ -215,8 +216,11 @@ def load_letter(known: Mapping[str, Any], envelope: Envelope) -> DeadLetter:
         reason = DeadReason(known["reason"])
     except ValueError:
         reason = DeadReason.REJECTED  # told by a later version
+    id = _name(known["id"])
+    if id is None or len(id) > MAX_ID:
+        raise ValueError("the id of a letter is a short text")
     return DeadLetter(
-        id=str(known["id"])[:64],
+        id=id,
         reason=reason,
         task=_name(known.get("task")),
         task_id=_name(known.get("task_id")),
@@ -226,11 +230,11 @@ def load_letter(known: Mapping[str, Any], envelope: Envelope) -> DeadLetter:
         error_message=str(known.get("error_message") or ""),
         traceback=str(known.get("traceback") or ""),
         fingerprint=str(known.get("fingerprint") or "")[:64],
-        attempt=int(known.get("attempt") or 1),
-        generation=int(known.get("generation") or 0),
+        attempt=_number(known.get("attempt"), 1),
+        generation=_number(known.get("generation"), 0),
         trail=tuple(dict(entry) for entry in known.get("trail") or ()),
-        first_failed_at=None if known.get("first_failed_at") is None else float(known["first_failed_at"]),
-        failed_at=float(known["failed_at"]),
+        first_failed_at=None if known.get("first_failed_at") is None else _moment(known["first_failed_at"]),
+        failed_at=_moment(known["failed_at"]),
         worker=str(known.get("worker") or ""),
         versions=dict(known.get("versions") or {}),
         canvas=dict(known.get("canvas") or {}),
@@ -307,7 +311,7 @@ def _plain_print(reason: DeadReason, envelope: Envelope) -> str:
 def _canvas(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Keep the ids of the workflow that a message belongs to; links are in the body and stay there."""
     names = ("root_id", "parent_id", "group", "replaced_task_nesting", "shadow")
-    return {name: headers[name] for name in names if isinstance(headers.get(name), (str, int)) and headers[name]}
+    return {name: value for name in names if isinstance(value := headers.get(name), int) or (value := _name(value))}
 
 
 def _own(headers: Mapping[str, Any]) -> dict[str, Any]:
@@ -332,6 +336,19 @@ def _name(value: Any) -> str | None:
     except UnicodeError:
         return None
     return value
+
+
+def _number(value: Any, low: int) -> int:
+    """Read a count that every database can hold."""
+    return max(low, min(int(value or low), 2**31 - 1))
+
+
+def _moment(value: Any) -> float:
+    """Read a time in seconds; raises ValueError on what is none."""
+    moment = float(value)
+    if not 0 <= moment <= 1e11:
+        raise ValueError(f"{moment} is not a time")
+    return moment
 
 
 def _size(headers: Mapping[str, Any]) -> int:

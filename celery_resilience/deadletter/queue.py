@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -157,6 +157,10 @@ class DeadLetterQueue:
         """Read what lay in the queue; what is no message at all is kept by its bytes."""
         try:
             message = unpack(packed)
+            headers: object = message.headers
+            kind: object = message.content_type
+            if not isinstance(headers, Mapping) or not isinstance(kind, str):
+                raise TypeError("not a message as kombu writes it")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             message = Envelope(packed, "application/octet-stream", "binary", {}, {}, "", "")
         # The packed text holds the delivery tag, so it is the same when this message is read again, and no other's.

@@ -221,6 +221,27 @@ class TestRedis:
         assert [one.envelope.body for one in letters] == [b"\xff not json", b'{"body": 1}']
         assert len({one.id for one in letters}) == 2
 
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"headers": None},
+            {"headers": []},
+            {"content-type": None},
+            {"properties": {}},
+            {"content-encoding": 7},
+            {"body": "!"},
+        ],
+        ids=str,
+    )
+    def test_whatever_shape_a_message_has_it_is_a_letter(
+        self, resilience_redis: EmbeddedRedis, change: dict[str, Any]
+    ) -> None:
+        place = self.place(resilience_redis)
+        with resilience_redis.client() as client:
+            client.lpush(place.name, json.dumps({**json.loads(message().pack("tag")), **change}))
+
+        assert len(place.take().letters) == 1
+
     def test_the_brokers_own_prefix_is_kept(self, resilience_redis: EmbeddedRedis) -> None:
         place = self.place(resilience_redis, broker_transport_options={"global_keyprefix": "mine:"})
         place.queue.publish(a_letter())

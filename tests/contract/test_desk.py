@@ -25,6 +25,8 @@ from celery_resilience.decision import DeadReason
 from celery_resilience.errors import ResilienceError, SplitDatabaseError, StoreUnavailableError
 from celery_resilience.testing import EmbeddedRedis
 from tests.support.letters import Office, a_letter
+from tests.support.missing import missing
+from tests.support.postgres import Postgres, find_postgres
 
 EVERYTHING = LetterFilter(state="any")
 
@@ -324,3 +326,22 @@ class TestTheFleetsDatabase:
         assert other.desk.find() == []
         with pytest.raises(SplitDatabaseError):
             office.desk.find()
+
+
+def test_while_the_database_is_away_letters_wait_in_the_dlq(resilience_redis: EmbeddedRedis) -> None:
+    programs = find_postgres()
+    if programs is None:
+        missing("PostgreSQL", "run `make servers`")
+    with contextlib.closing(Postgres(programs, durable=True)) as server:
+        office = Office(resilience_redis.url, server.new_database(), redis=resilience_redis.url)
+        office.fill(a_letter())
+        server.stop()
+        office.runtime.dead_letters.publish(a_letter())
+        with pytest.raises(StoreUnavailableError):
+            office.desk.collect()
+        assert office.desk.depth() == 1
+        server.start()
+
+        assert office.desk.collect() == 1
+        assert (office.desk.depth(), office.desk.count()) == (0, 2)
+        office.close()

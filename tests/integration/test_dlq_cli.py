@@ -114,6 +114,18 @@ class TestLooking:
         assert "abc" not in as_json["arguments"] + str(as_json["headers"])
         assert as_json["task_id"] == letters[3].task_id
 
+    def test_a_letter_cannot_speak_to_the_terminal(self, run: Run, office: Office) -> None:
+        letter = replace(
+            a_letter(words="\x1b[2J\ud800 gone", task="a\x07b"),
+            traceback="\x1b]0;title\x07\ud800",
+            trail=({"attempt": 1, "error": "\x1b[31m"},),
+        )
+        office.fill(letter)
+        shown = [run(*words).output for words in (["list"], ["groups"], ["show", letter.id])]
+
+        assert not [text for text in shown if "\x1b" in text or "\x07" in text]
+        assert "gone" in shown[0]
+
     def test_an_unknown_id_is_one_line(self, run: Run) -> None:
         result = run("show", "nonsense")
 

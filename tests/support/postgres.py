@@ -43,14 +43,18 @@ class Postgres:
             data = str(self._directory / "data")
             initdb = [str(programs / "initdb"), "-D", data, "-A", "trust", "-E", "UTF8", "--no-sync", "-U", "test"]
             subprocess.run([*self._prefix, *initdb], check=True, capture_output=True, cwd=self._directory)
-            command = [str(programs / "postgres"), "-D", data]
-            command += [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
-            self._process = spawn([*self._prefix, *command], log=self._log, cwd=self._directory)
-            wait_until(self._answers_or_died, 30, lambda: f"PostgreSQL to answer:\n{self.log()[-2000:]}")
-            assert self._process.poll() is None, f"PostgreSQL did not start:\n{self.log()[-2000:]}"
+            self._command = [*self._prefix, str(programs / "postgres"), "-D", data]
+            self._command += [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
+            self.start()
         except BaseException:
             self.close()
             raise
+
+    def start(self) -> None:
+        """Start the server, again after `stop()`, and wait until it answers."""
+        self._process = spawn(self._command, log=self._log, cwd=self._directory)
+        wait_until(self._answers_or_died, 30, lambda: f"PostgreSQL to answer:\n{self.log()[-2000:]}")
+        assert self._process.poll() is None, f"PostgreSQL did not start:\n{self.log()[-2000:]}"
 
     def url(self, database: str = "postgres") -> str:
         """Give the URL of a database as SQLAlchemy writes it."""
@@ -68,7 +72,7 @@ class Postgres:
         return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
 
     def stop(self) -> None:
-        """End the server at once, as a power cut would; `close()` deletes its files."""
+        """End the server at once, as a power cut would; `start()` brings it back."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGQUIT)

@@ -143,3 +143,12 @@ def test_attempt_and_deadline_survive_whatever_the_trail_weighs() -> None:
     back = read_attempts(state.to_header())
 
     assert (back.attempt, back.deadline_at, len(back.trail)) == (7, 5.0, 1)
+
+
+def test_a_requeue_goes_on_counting_and_allows_as_much_as_the_first_time() -> None:
+    dead = Attempts(attempt=5, asked=1, parks=2, task_id="t", deadline_at=9.0, waits_for=("x",), lineage="old")
+    back = dead.after_requeue("letter:nonce", "letter", attempt=6, generation=1)
+
+    assert (back.attempt, back.failed_attempts, back.parks, back.deadline_at) == (6, 1, 0, None)
+    assert read_attempts(back.to_header()) == back
+    assert back.after_asking().failed_attempts == 1

@@ -10,7 +10,13 @@ from celery import Celery
 from kombu import Connection, Exchange, Queue
 from kombu.transport.redis import Channel
 
-from celery_resilience.transport.queues import delays_natively, native_delay_note, origin_queue, redis_list
+from celery_resilience.transport.queues import (
+    delays_natively,
+    native_delay_note,
+    origin_queue,
+    redis_list,
+    redis_list_of,
+)
 
 TOPIC = Exchange("events", type="topic")
 
@@ -105,6 +111,21 @@ def test_a_negative_priority_is_the_one_that_kombu_makes_of_it(channel: Any) -> 
     kombus = channel._get_message_priority({"properties": {"priority": -1}}, reverse=False)
 
     assert redis_list(channel, "q", -1) == f"shop:{channel._q_for_pri('q', kombus)}"
+
+
+@pytest.mark.parametrize("priority", [-1, 0, 2, 3, 6, 9, 255])
+def test_the_configuration_alone_gives_the_same_name(channel: Any, priority: int) -> None:
+    app = Celery("shop", broker="redis://")
+    app.conf.broker_transport_options = {"global_keyprefix": "shop:"}
+
+    assert redis_list_of(app, "q", priority) == redis_list(channel, "q", priority)
+
+
+def test_other_steps_and_another_sign_between_are_respected() -> None:
+    app = Celery("shop", broker="redis://")
+    app.conf.broker_transport_options = {"priority_steps": [0, 5], "sep": ":"}
+
+    assert [redis_list_of(app, "q", priority) for priority in (0, 4, 5, 9)] == ["q", "q", "q:5", "q:5"]
 
 
 def test_kombu_still_names_lists_by_queue_and_priority() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from celery import Celery
 
@@ -133,6 +135,24 @@ def test_the_options_of_a_call_are_a_policy_and_a_deadline() -> None:
 
     assert policy_of_call(options) == RetryPolicy(max_attempts=3, jitter="none")
     assert policy_of_call({"deadline_seconds": 60}) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"dlq_enabled": "no"}, ["resilience_dlq_enabled", "'no'"]),
+        ({"dlq_queue": "{task}.dlq"}, ["resilience_dlq_queue", "{queue}.dlq"]),
+        ({"dlq_queue": "{queue}"}, ["resilience_dlq_queue"]),
+        ({"dlq_queue": None}, ["resilience_dlq_queue", "must be set"]),
+        ({"dlq_retention_days": 0}, ["resilience_dlq_retention_days", "0.01"]),
+        ({"database_url": ""}, ["resilience_database_url"]),
+    ],
+)
+def test_wrong_settings_of_dead_letters_are_refused(given: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings(**given)
+
+    assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 def test_settings_cannot_change() -> None:
