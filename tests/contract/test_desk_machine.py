@@ -112,7 +112,7 @@ class DeskMachine(RuleBasedStateMachine):
     def crash(self, task: str, pushed: bool, verb: str) -> None:
         """An operator dies with letters claimed, before or after they were sent."""
         desk, waiting = self.office.desk, self._waiting(task)
-        token = f"dead{len(self.claimed)}/{len(self.known)}"
+        token = f"{self.office.clock.token()}/0"
         claim = Claim(token=token, until=desk._redrive.now() + 60, who="ann", plan={"verb": verb, "reason": "no"})
         assert desk._settling.claims.make(claim, LetterFilter(task=task), 1000) == len(waiting)
         if pushed and verb == "requeue":
