@@ -183,7 +183,7 @@ def test_what_entered_is_somewhere(resilience_redis: EmbeddedRedis) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=size(12, 300),
+            max_examples=size(25, 300),
             stateful_step_count=size(20, 40),
             deadline=None,
             suppress_health_check=list(HealthCheck),
