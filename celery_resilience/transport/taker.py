@@ -17,7 +17,7 @@ from .publisher import connection_within
 
 IDLE_SECONDS = 0.5  # what was counted but does not come by then is somebody else's
 READ_BYTES = 16 * 1024
-FEWEST_AT_ONCE, MOST_AT_ONCE, LARGE_BYTES = 20, 500, 8 * 2**20
+FEWEST_AT_ONCE, MOST_AT_ONCE, LARGE_BYTES = 20, 1000, 8 * 2**20
 _TOLD_APART = ("application_headers", "content_type", "content_encoding")
 _NOT_OURS = (*_TOLD_APART, "delivery_info", "delivery_tag", "body_encoding")
 Taken = tuple[Envelope, str | None]

@@ -112,7 +112,7 @@ class DeskMachine(RuleBasedStateMachine):
     def crash(self, task: str, pushed: bool, verb: str) -> None:
         """An operator dies with letters claimed, before or after they were sent."""
         desk, waiting = self.office.desk, self._waiting(task)
-        token = f"dead{len(self.claimed)}/{len(self.known)}"
+        token = f"{self.office.clock.token()}/0"
         claim = Claim(token=token, until=desk._redrive.now() + 60, who="ann", plan={"verb": verb, "reason": "no"})
         assert desk._settling.claims.make(claim, LetterFilter(task=task), 1000) == len(waiting)
         if pushed and verb == "requeue":
@@ -183,7 +183,7 @@ def test_what_entered_is_somewhere(resilience_redis: EmbeddedRedis) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=size(12, 300),
+            max_examples=size(25, 300),
             stateful_step_count=size(20, 40),
             deadline=None,
             suppress_health_check=list(HealthCheck),
