@@ -23,6 +23,7 @@ from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from .. import lua
 from ..clock import Clock
 from ..events import Event, tell
+from .sound import sound
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +205,7 @@ class Fetch:
         channel = self._channel
         channel._queue_cycle.rotate(queue)
         try:
-            channel.connection._deliver(_under_tag(loads(bytes_to_str(packed)), tag), queue)
+            channel.connection._deliver(_under_tag(loads(bytes_to_str(packed)), tag, queue), queue)
         except channel.connection_errors:
             raise
         except Exception:
@@ -230,9 +231,11 @@ class Fetch:
             client.hdel(UNREADABLE, name)
 
 
-def _under_tag(message: dict[str, Any], tag: str) -> dict[str, Any]:
-    """Give the message with the tag that it is held under; raises if there is no place for one."""
-    if message.get("properties") is None:
-        message["properties"] = {}
-    message["properties"]["delivery_tag"] = tag
-    return message
+def _under_tag(message: dict[str, Any], tag: str, queue: str) -> dict[str, Any]:
+    """Give the message under the tag that it is held by; marked as malformed if it has no place for one."""
+    properties = message.get("properties") or {}
+    given = properties.get("delivery_tag") if isinstance(properties, dict) else properties
+    if given == tag:
+        return message
+    whole = message if given is None or isinstance(given, str) else sound(message, queue)
+    return {**whole, "properties": {**(whole.get("properties") or {}), "delivery_tag": tag}}

@@ -60,7 +60,14 @@ class TestAWorker:
             assert stage.script(DONE)[1].get(timeout=10) == "done"
 
     def test_makes_letters_of_what_is_no_message_and_goes_on(self, tmp_path: Path, own_server: EmbeddedRedis) -> None:
-        strange = [b"garbage", b"[]", b"5", b"null", b'"text"', b"\x00\xff", b"{", b'{"properties": 5, "n": 0x10}']
+        properties = b'{"properties": {"delivery_tag": "t"}, '
+        strange = [
+            *(b"garbage", b"", b"[]", b"5", b"null", b'"text"', b"\x00\xff", b"{", b"{} {}", b"\xef\xbb\xbf{}"),
+            *(b'{"properties": 5, "n": 0x10}', properties + b'"n": ' + b"9" * 10_000 + b"}"),
+            properties + b'"n": ' + b"[" * 990 + b"]" * 990 + b"}",
+            properties + b'"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            properties + b'"n": {"__type__": "datetime", "__value__": "never"}}',
+        ]
         with open_stage(tmp_path, own_server) as stage, own_server.client() as client:
             client.lpush("resilient", *strange)
             worker = stage.worker(concurrency=1)
