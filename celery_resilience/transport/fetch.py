@@ -18,6 +18,7 @@ from typing import Any
 from kombu.asynchronous import get_event_loop
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from .. import lua
@@ -76,6 +77,7 @@ class Fetch:
             connection.disconnect()
             tell(logger, logging.WARNING, Event.FETCH_DEGRADED, error=error)
             return False
+        self._take_place_of(getattr(channel.client, "connection", None))
         channel.client.connection = connection
         channel._brpop_start, channel._brpop_read = self.start, self.read
         channel.handlers["BRPOP"] = self.read
@@ -84,6 +86,17 @@ class Fetch:
             for name, raw in client.hgetall(f"{channel.global_keyprefix}{UNREADABLE}").items():
                 self._tell_unreadable(bytes_to_str(name), raw)
         return True
+
+    def _take_place_of(self, former: Any) -> None:
+        """Have the poller forget a connection that was used before, as mingle does, with what is under way on it."""
+        channel, cycle = self._channel, self._channel.connection.cycle
+        ident = (channel, channel.client, "BRPOP")
+        if ident in cycle._chan_to_sock:
+            cycle._unregister(*ident)
+            cycle._fd_to_chan.pop(cycle._chan_to_sock.pop(ident).fileno(), None)
+        if former is not None:
+            former.disconnect()
+        channel._in_poll = None
 
     def start(self, timeout: float | None = None) -> None:
         """Ask for messages, after delivering what an error has kept from being delivered."""
@@ -161,7 +174,10 @@ class Fetch:
         connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP", check_health=False)
         connection.read_response()
         connection.send_command("EVAL", self._source, 4, *self._keys([""])[:4], 0, "", "", check_health=False)
-        connection.read_response()
+        try:
+            connection.read_response()
+        except ReadOnlyError as error:
+            raise RedisConnectionError(f"The broker is a replica for now: {error}") from error
 
     def _hears_of_push(self, connection: Any) -> bool:
         is_heard = False

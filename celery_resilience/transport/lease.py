@@ -230,9 +230,18 @@ def _answers(channel: Any, holding: Holding, own_client: Any) -> tuple[Callable[
             _forget_unless_held(holding, delivery_tag)
         else:
             with in_turn:
-                reject(delivery_tag, requeue)
+                _reject_or_leave(holding, delivery_tag, lambda: reject(delivery_tag, requeue))
 
     return ack_held, reject_held
+
+
+def _reject_or_leave(holding: Holding, tag: str, reject: Callable[[], None]) -> None:
+    """Put a message back; a Redis that is full refuses that: unrenewed, it is put back when its lease has run out."""
+    try:
+        reject()
+    except redis.ResponseError as error:
+        tell(logger, logging.WARNING, Event.BROKER_LOST, error=repr(error))
+        _forget_unless_held(holding, tag)
 
 
 def _forget_unless_held(holding: Holding, tag: str) -> None:

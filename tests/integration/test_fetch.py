@@ -15,6 +15,7 @@ from celery_resilience.deadletter.filters import LetterFilter
 from celery_resilience.testing import EmbeddedRedis, embedded_redis
 from tests.support.stage import Stage, open_stage
 from tests.support.waiting import wait_until
+from tests.support.workers import QUICK_START
 
 DONE = ["return", "done"]
 SLOW_LOOKS = {"broker_transport_options": {"polling_interval": 60}}  # only word of a push is in time for a test
@@ -27,13 +28,16 @@ def own_server() -> Iterator[EmbeddedRedis]:
 
 
 class TestAWorker:
+    @pytest.mark.parametrize("args", [(), QUICK_START], ids=["as by default", "without mingle and gossip"])
     @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-    def test_hears_of_each_push_at_any_priority(self, tmp_path: Path, own_server: EmbeddedRedis, pool: str) -> None:
+    def test_hears_of_each_push_at_any_priority(
+        self, tmp_path: Path, own_server: EmbeddedRedis, pool: str, args: tuple[str, ...]
+    ) -> None:
         with open_stage(tmp_path, own_server, conf=SLOW_LOOKS) as stage:
-            stage.worker(pool=pool, concurrency=2)
+            stage.worker(pool=pool, concurrency=2, args=args)
             for priority in (0, 9, 3, 0, 6, 9):
                 assert stage.script(DONE, priority=priority)[1].get(timeout=10) == "done"
-            assert "brpop" not in commands(stage)
+            assert args == () or "brpop" not in commands(stage)  # mingle itself uses it
 
     def test_shares_messages_with_another_that_hears(self, tmp_path: Path, own_server: EmbeddedRedis) -> None:
         with open_stage(tmp_path, own_server, conf=SLOW_LOOKS) as stage:
@@ -123,6 +127,21 @@ class TestAWorker:
                 wait_until(lambda: not client.llen("resilient"), 20, worker.log)
                 client.config_set("maxmemory", "0")
             stage.wait_runs(key, 1, 20)
+            stage.wait_idle(20)
+
+    def test_lives_on_when_it_cannot_give_back(self, tmp_path: Path, own_server: EmbeddedRedis) -> None:
+        conf = {"task_ignore_result": True, "resilience_requeue_pause_seconds": 0.1}
+        with open_stage(tmp_path, own_server, VISIBILITY_TIMEOUT="2", conf=conf) as stage:
+            worker = stage.worker(pool="solo")
+            worker.freeze()
+            key = stage.key()
+            stage.send("flaky", key, 1)
+            with own_server.client() as client:
+                client.config_set("maxmemory", "1")
+                worker.thaw()
+                wait_until(lambda: "resilience-broker-lost" in worker.log(), 20, worker.log)
+                client.config_set("maxmemory", "0")
+            stage.wait_runs(key, 2, 20)
             stage.wait_idle(20)
 
 
