@@ -6,10 +6,11 @@
 -- KEYS[4…] the lists of all queues at the first priority, then at the next, and so on
 -- ARGV[1] how many to take at most
 -- ARGV[2] a token, for the names of what has none
--- ARGV[3…] the names of the queues
+-- ARGV[3] 1 if queues of one priority take turns, 0 if the first is to be empty before the next
+-- ARGV[4…] the names of the queues
 -- returns 1 if there may be more, else 0; then for each message the position of its queue, its tag and itself, and for
---         what is no message the same with the position negative. Queues of one priority take turns.
-local limit, queues = tonumber(ARGV[1]), #ARGV - 2
+--         what is no message the same with the position negative.
+local limit, queues = tonumber(ARGV[1]), #ARGV - 3
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local answer, count = {1}, 0
@@ -21,6 +22,9 @@ end
 
 local function properties_of(packed)
     local is_read, message = pcall(cjson.decode, packed)
+    if not is_read then -- half of a pair of surrogates, which Python writes and reads
+        is_read, message = pcall(cjson.decode, (string.gsub(packed, '\\u[dD][89a-fA-F]%x%x', '?')))
+    end
     if not is_read or type(message) ~= 'table' or not string.find(packed, '^%s*{') then return nil end
     return type(message.properties) == 'table' and message.properties or {}
 end
@@ -33,7 +37,7 @@ end
 
 local function take(packed, position)
     count = count + 1
-    local queue, properties = ARGV[2 + position], properties_of(packed)
+    local queue, properties = ARGV[3 + position], properties_of(packed)
     local tag = ARGV[2] .. ':' .. count .. ':' .. queue
     if properties == nil then
         redis.call('HSET', KEYS[3], tag, packed)
@@ -49,16 +53,24 @@ local function take(packed, position)
     answer[#answer + 1] = packed
 end
 
+local function take_from(list, position, at_most)
+    local found = false
+    while count < at_most do
+        local packed = redis.call('RPOP', list)
+        if not packed then break end
+        found = true
+        take(packed, position)
+    end
+    return found
+end
+
 for first = 4, #KEYS, queues do
     local found = true
     while found and count < limit do
         found = false
         for position = 1, queues do
-            local packed = count < limit and redis.call('RPOP', KEYS[first + position - 1])
-            if packed then
-                found = true
-                take(packed, position)
-            end
+            local at_most = ARGV[3] == '1' and math.min(limit, count + 1) or limit
+            found = take_from(KEYS[first + position - 1], position, at_most) or found
         end
     end
 end

@@ -18,6 +18,7 @@ from typing import Any
 from kombu.asynchronous import get_event_loop
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
+from kombu.utils.scheduling import round_robin_cycle
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
@@ -55,6 +56,10 @@ class Fetch:
         self._digest = hashlib.sha1(self._source.encode(), usedforsecurity=False).hexdigest()
         self._queues: list[str] = []
         self._limit = 0
+        self._asked_at = 0.0
+        # The other strategies of kombu want the first queue empty before the next is looked at.
+        self._turns = int(type(channel._queue_cycle) is round_robin_cycle)
+        self.delivering: str | None = None
         self._arrived: deque[tuple[str, str, bytes]] = deque()
         self._is_asked = False
         self._is_waiting = False
@@ -137,6 +142,9 @@ class Fetch:
 
     def _receive(self, connection: Any) -> None:
         has_more, *taken = connection.read_response()
+        if self._clock.monotonic() - self._asked_at > self._channel.visibility_timeout:
+            tell(logger, logging.WARNING, Event.LEASE_LOST, delivery_tag=[bytes_to_str(tag) for tag in taken[1::3]])
+            taken = []  # frozen since it asked: others have put these back
         for position, tag, packed in zip(taken[::3], taken[1::3], taken[2::3], strict=True):
             if position < 0:
                 self._tell_unreadable(bytes_to_str(tag), packed)
@@ -155,11 +163,14 @@ class Fetch:
         limit = self._at_once if credit is None else min(self._at_once, credit // 4)
         self._limit = 1 if self._counts_tasks else max(1, limit)
         self._queues = list(channel._queue_cycle.consume(len(channel.active_queues)))
+        self._asked_at = self._clock.monotonic()
         self._send(channel.client.connection, "EVALSHA", self._digest)
 
     def _send(self, connection: Any, command: str, script: str) -> None:
         keys = self._keys(self._queues)
-        connection.send_command(command, script, len(keys), *keys, self._limit, self._clock.token(), *self._queues)
+        connection.send_command(
+            command, script, len(keys), *keys, self._limit, self._clock.token(), self._turns, *self._queues
+        )
         self._is_asked, self._is_waiting = True, False
         self._channel._in_poll, self._channel._brpop_sent_at = connection, self._clock.monotonic()
 
@@ -173,7 +184,7 @@ class Fetch:
         """Have the server tell of pushes, and see that it knows the script; on every connect."""
         connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP", check_health=False)
         connection.read_response()
-        connection.send_command("EVAL", self._source, 4, *self._keys([""])[:4], 0, "", "", check_health=False)
+        connection.send_command("EVAL", self._source, 4, *self._keys([""])[:4], 0, "", 1, "", check_health=False)
         try:
             connection.read_response()
         except ReadOnlyError as error:
@@ -205,7 +216,9 @@ class Fetch:
         if self._losses < PATIENT_LOSSES:
             self._ask()
         elif hub is not None:
-            hub.call_later(self._moment(), self._be_idle)
+            moment = self._moment()
+            self._look_again_at = min(self._look_again_at, self._clock.monotonic() + moment)
+            hub.call_later(moment, _tick)  # the loop turns, and `can_consume` finds that it is time
         else:
             self._clock.sleep(self._moment())
             self._ask()
@@ -220,6 +233,7 @@ class Fetch:
     def _deliver_one(self, queue: str, tag: str, packed: bytes) -> None:
         channel = self._channel
         channel._queue_cycle.rotate(queue)
+        self.delivering = tag
         try:
             channel.connection._deliver(_under_tag(loads(bytes_to_str(packed)), tag, queue), queue)
         except channel.connection_errors:
@@ -228,6 +242,8 @@ class Fetch:
             if tag in channel.qos._delivered:
                 raise  # the message is whole: it is the consumer's error
             self._set_aside(f"{self._clock.token()}:0:{queue}", tag, packed)
+        finally:
+            self.delivering = None
 
     def _set_aside(self, name: str, tag: str, packed: bytes) -> None:
         """Keep what the script took for a message and kombu cannot read."""
@@ -245,6 +261,10 @@ class Fetch:
     def _let_go(self, name: str) -> None:
         with self._channel.conn_or_acquire() as client:
             client.hdel(UNREADABLE, name)
+
+
+def _tick() -> None:
+    """Do nothing."""
 
 
 def _under_tag(message: dict[str, Any], tag: str, queue: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import redis
@@ -184,11 +183,14 @@ def hold(
     )
     holding = Holding(broker, timeout, clock)
     append, restore_once = qos.append, qos.restore_unacked_once
-    if Fetch(channel, clock, at_once, on_unreadable).install():
-        append = partial(QoS.append, qos)  # the fetch has noted it in Redis already
+    fetch = Fetch(channel, clock, at_once, on_unreadable)
+    fetch.install()
 
     def append_held(message: Message, delivery_tag: str) -> None:
-        append(message, delivery_tag)
+        if delivery_tag == fetch.delivering:
+            QoS.append(qos, message, delivery_tag)  # the fetch has noted it in Redis already
+        else:
+            append(message, delivery_tag)  # of a broadcast, or where kombu's own fetch goes on
         # Only now: a renewal between the two would not find the tag in Redis and take it for lost.
         message.delivery_tag = holding.take(delivery_tag)
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
+from kombu import Connection
 
 from celery_resilience import DeadLetter, lua, runtime_of
+from celery_resilience.clock import SYSTEM_CLOCK
 from celery_resilience.deadletter.filters import LetterFilter
 from celery_resilience.testing import EmbeddedRedis, embedded_redis
+from celery_resilience.transport.fetch import PATIENT_LOSSES, Fetch
 from tests.support.stage import Stage, open_stage
 from tests.support.waiting import wait_until
 from tests.support.workers import QUICK_START
@@ -144,6 +148,80 @@ class TestAWorker:
             stage.wait_runs(key, 2, 20)
             stage.wait_idle(20)
 
+    def test_keeps_a_net_under_broadcasts(self, tmp_path: Path, own_server: EmbeddedRedis) -> None:
+        queues = json.dumps([{"name": "resilient"}, {"name": "all", "exchange": "all", "type": "fanout"}])
+        with open_stage(tmp_path, own_server, VISIBILITY_TIMEOUT="2", QUEUES=queues) as stage:
+            worker = stage.worker(concurrency=1)
+            keys = [stage.script(["sleep", 1.0], queue="all")[0] for _ in range(3)]
+            wait_until(lambda: stage.unacked() == 3, 10, worker.log)
+            for key in keys:
+                stage.wait_runs(key, 1, 20)
+            wait_until(lambda: not stage.unacked(), 20, worker.log)
+
+            assert "resilience-lease-lost" not in worker.log()
+            assert [len(stage.runs(key)) for key in keys] == [1, 1, 1]
+
+
+class TestWordOfPushes:
+    """One channel, driven by hand, of a worker that others have beaten again and again."""
+
+    @pytest.fixture
+    def channel(self, own_server: EmbeddedRedis) -> Iterator[Any]:
+        with Connection(own_server.url) as connection:
+            channel: Any = connection.channel()
+            channel.basic_qos(0, 8, False)
+            yield channel
+
+    def test_that_comes_while_a_question_is_open_costs_no_answer(
+        self, channel: Any, own_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        taken: list[str] = []
+        timers: list[Callable[[], None]] = []
+        hub = SimpleNamespace(call_later=lambda _seconds, call: timers.append(call))
+        monkeypatch.setattr("celery_resilience.transport.fetch.get_event_loop", lambda: hub)
+        for queue in ("a", "b"):
+            channel.queue_declare(queue)
+            channel.basic_consume(queue, False, lambda raw: taken.append(raw.delivery_tag), f"tag-{queue}")
+        fetch = Fetch(channel, SYSTEM_CLOCK)
+        assert fetch.install()
+        channel.connection.cycle._register_BRPOP(channel)
+        fetch.read()
+        fetch._losses = PATIENT_LOSSES
+        with own_server.client() as client:
+            for n in range(20):
+                for queue in ("a", "b"):
+                    client.lpush(queue, message(f"{queue}{n}"))
+                    self.listen(fetch, channel)
+                fetch._look_again_at = 0.0
+                fetch.can_consume()
+                channel.connection.cycle._register_BRPOP(channel)
+                client.lpush("a", message(f"late{n}"))
+                for timer in timers:  # they fire while the question is open
+                    timer()
+                fetch.can_consume()
+                channel.connection.cycle._register_BRPOP(channel)
+                self.listen(fetch, channel)
+                for tag in list(channel.qos._delivered):
+                    channel.basic_ack(tag)
+                fetch._losses = PATIENT_LOSSES
+
+            def all_taken() -> bool:
+                fetch._look_again_at = 0.0
+                fetch.can_consume()
+                channel.connection.cycle._register_BRPOP(channel)
+                self.listen(fetch, channel)
+                for tag in list(channel.qos._delivered):
+                    channel.basic_ack(tag)
+                return len(taken) == 60
+
+            wait_until(all_taken, 10, lambda: f"60 messages, not {len(taken)}")
+            assert client.hlen("unacked") == 0
+
+    @staticmethod
+    def listen(fetch: Fetch, channel: Any) -> None:
+        if channel.client.connection.can_read(timeout=0.05):
+            fetch.read()
+
 
 class TestTheScript:
     KEYS = ("u", "i", "strange")
@@ -157,10 +235,12 @@ class TestTheScript:
         for tag in tags:
             client.lpush(name, message(tag))
 
-    def fetch(self, client: redis.Redis, limit: int, *queues: str) -> tuple[bool, list[tuple[str, str]]]:
+    def fetch(
+        self, client: redis.Redis, limit: int, *queues: str, turns: int = 1
+    ) -> tuple[bool, list[tuple[str, str]]]:
         lists = [f"{queue}{suffix}" for suffix in ("", "\x06\x163") for queue in queues]
         keys = [*self.KEYS, *lists]
-        answer: Any = client.eval(lua.source("fetch"), len(keys), *keys, limit, "token", *queues)
+        answer: Any = client.eval(lua.source("fetch"), len(keys), *keys, limit, "token", turns, *queues)
         found = [(answer[n], answer[n + 1]) for n in range(1, len(answer), 3)]
         return bool(answer[0]), [(queues[at - 1] if at > 0 else "", tag) for at, tag in found]
 
@@ -173,6 +253,17 @@ class TestTheScript:
 
         assert taken == [("a", "a1"), ("b", "b1"), ("a", "a2"), ("a", "a3"), ("a", "late")]
         assert not has_more
+
+    def test_empties_one_queue_after_the_other_where_order_is_wanted(self, client: redis.Redis) -> None:
+        self.push(client, "a", "a1", "a2")
+        self.push(client, "b", "b1", "b2")
+
+        assert self.fetch(client, 3, "a", "b", turns=0)[1] == [("a", "a1"), ("a", "a2"), ("b", "b1")]
+
+    def test_reads_half_a_pair_of_surrogates_as_python_does(self, client: redis.Redis) -> None:
+        client.lpush("a", json.dumps({"headers": {"x": "caf\udce9"}, "properties": {"delivery_tag": "t"}}))
+
+        assert self.fetch(client, 1, "a") == (True, [("a", "t")])
 
     def test_takes_no_more_than_asked(self, client: redis.Redis) -> None:
         self.push(client, "a", "1", "2", "3")
