@@ -108,6 +108,15 @@ class Stage:
             lambda: not (self.schedule.count() or self.unacked() or self.record.llen("resilient")), seconds, "quiet"
         )
 
+    def known_ids(self) -> set[str]:
+        """Give the ids of all messages that are in a queue, held by a worker, or in the schedule (Redis broker)."""
+        client, (_, entries) = self.record, self.schedule._keys
+        lists = [name for name in client.keys("resilient*") if client.type(name) == "list"]
+        messages = [json.loads(text) for name in lists for text in client.lrange(name, 0, -1)]
+        messages += [json.loads(text)[0] for text in client.hvals("unacked")]
+        messages += [json.loads(text) for text in client.hvals(entries)]
+        return {message["headers"]["id"] for message in messages}
+
     def kill(self, worker: WorkerProcess) -> int:
         """Kill a worker as a power cut would, at whatever it is doing; gives how many messages it held."""
         worker.kill()
