@@ -254,7 +254,7 @@ class Runtime:
         return app
 
 
-def runtime_of(app: Celery) -> Runtime:
+def runtime_of(app: Celery[Any]) -> Runtime:
     """Give the runtime of an app in this process; cheap, and safe to call often."""
     runtime: Runtime | None = app.__dict__.get(_ATTRIBUTE)
     if runtime is None:
@@ -269,7 +269,7 @@ def runtime_here(app: Celery) -> Runtime:
     return runtime.eager if any(task.request.is_eager for task in _task_stack.stack) else runtime
 
 
-def use_runtime(app: Celery, runtime: Runtime | None) -> None:
+def use_runtime(app: Celery[Any], runtime: Runtime | None) -> None:
     """Set the runtime of an app, or have it built anew: for tests that bring their own clock or change settings."""
     app.__dict__[_ATTRIBUTE] = runtime
     _apps.add(app)

@@ -1,4 +1,4 @@
-"""The shop's Celery app, configured by SHOP_REDIS_URL."""
+"""The shop's Celery app, configured by SHOP_REDIS_URL and SHOP_DATABASE_URL."""
 
 from __future__ import annotations
 
@@ -16,4 +16,6 @@ app.conf.update(
     worker_prefetch_multiplier=1,
     # Short, because every worker renews what it holds: the messages of a killed worker start again after 2 s.
     resilience_visibility_timeout_seconds=2,
+    # Where dead letters are kept; without a setting it is a SQLite file in the user's state directory.
+    resilience_database_url=os.environ.get("SHOP_DATABASE_URL"),
 )

@@ -1,5 +1,7 @@
 """`make demo`: an embedded Redis, a flaky service, a real worker, a few dozen orders, and a transcript of it all.
 
+What dies becomes a letter; when the service is back, the operator's command sends those letters to work again.
+
 Exit code 0 only if every order ended in one known place and the books of shop and service agree.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +21,8 @@ from typing import Any
 
 import redis
 
+from celery_resilience import runtime_of
+from celery_resilience.deadletter.filters import LetterFilter
 from celery_resilience.testing import embedded_redis
 from celery_resilience.testing.processes import end, spawn
 from example_project.app import app
@@ -29,15 +34,20 @@ from example_project.transcript import Transcript
 ORDERS = 24
 LIMIT_SECONDS = 25.0
 START_SECONDS = 15.0
+LETTERS_SECONDS = 10.0
+CELERY = [sys.executable, "-m", "celery", "-A", "example_project"]
 
 
 def main() -> int:
     """Run the demo; give the exit code."""
     began = time.monotonic()
-    with embedded_redis() as server, contextlib.closing(FlakyService()) as service:
-        os.environ.update(SHOP_REDIS_URL=server.url, SHOP_PAYMENTS_URL=service.url)  # for the worker
-        app.conf.update(broker_url=server.url, result_backend=server.url)
-        with running_worker() as log, server.client() as client:
+    with (
+        tempfile.TemporaryDirectory(prefix="shop-") as directory,
+        embedded_redis() as server,
+        contextlib.closing(FlakyService()) as service,
+    ):
+        configure(server.url, service.url, f"sqlite:///{directory}/shop.sqlite3")
+        with running_worker(Path(directory) / "worker.log") as log, server.client() as client:
             transcript = Transcript(colour=sys.stdout.isatty())
             transcript.say(f"Redis at {server.url}, payments at {service.url}, worker log at {log}")
             if not follow(client, transcript, lambda: transcript.is_ready, START_SECONDS):
@@ -47,22 +57,44 @@ def main() -> int:
             transcript.say(f"{sent.total()} tasks sent for {ORDERS} orders\n")
             left = LIMIT_SECONDS - (time.monotonic() - began)
             follow(client, transcript, lambda: transcript.ended.total() >= sent.total(), left)
-        adds_up = tell_counts(transcript, sent, service)
+            sent_back = send_back(client, transcript, service)
+        adds_up = tell_counts(transcript, sent, sent_back, service)
     print(f"\n{'Everything adds up' if adds_up else 'IT DOES NOT ADD UP'}, {time.monotonic() - began:.0f} s.")
     return 0 if adds_up else 1
 
 
+def configure(redis_url: str, payments_url: str, database_url: str) -> None:
+    """Have this process and the worker use the servers of the demo."""
+    os.environ.update(SHOP_REDIS_URL=redis_url, SHOP_PAYMENTS_URL=payments_url, SHOP_DATABASE_URL=database_url)
+    app.conf.update(broker_url=redis_url, result_backend=redis_url, resilience_database_url=database_url)
+
+
 @contextlib.contextmanager
-def running_worker() -> Iterator[Path]:
+def running_worker(log: Path) -> Iterator[Path]:
     """Run the shop's worker in a process of its own; gives the path of its log."""
-    with tempfile.TemporaryDirectory(prefix="shop-") as directory:
-        log = Path(directory) / "worker.log"
-        options = ["--concurrency", "4", "--loglevel", "INFO", "--without-mingle", "--without-gossip"]
-        worker = spawn([sys.executable, "-m", "celery", "-A", "example_project", "worker", *options], log=log)
-        try:
-            yield log
-        finally:
-            end(worker, limit_seconds=10)
+    worker = spawn([*CELERY, "worker", "--concurrency", "4", "--loglevel", "INFO"], log=log)
+    try:
+        yield log
+    finally:
+        end(worker, limit_seconds=10)
+
+
+def send_back(client: redis.Redis, transcript: Transcript, service: FlakyService) -> int:
+    """Show the letters, mend the service, and requeue what it killed; gives how many tasks came back and ended well."""
+    dead, done = transcript.ended["gave up"], transcript.ended["done"]
+    desk = runtime_of(app).desk
+    until = time.monotonic() + LETTERS_SECONDS
+    while desk.count() + desk.collect() < dead and time.monotonic() < until:
+        time.sleep(0.1)
+    service.recover()
+    transcript.say("\nThe payment service is up again. What it killed is sent back by the operator:")
+    for command in (["groups", "--by", "class"], ["requeue", "--class", "TRANSIENT", "--yes"]):
+        transcript.say(f"\n$ celery -A example_project dlq {' '.join(command)}")
+        transcript.say(subprocess.run([*CELERY, "dlq", *command], capture_output=True, text=True).stdout.rstrip())
+    sent_back = desk.count(LetterFilter(state="requeued"))
+    transcript.say("")
+    follow(client, transcript, lambda: transcript.ended["done"] >= done + sent_back, LETTERS_SECONDS)
+    return sent_back
 
 
 def send_orders() -> Counter[str]:
@@ -84,16 +116,14 @@ def follow(client: redis.Redis, transcript: Transcript, is_over: Any, seconds: f
     return bool(is_over())
 
 
-def tell_counts(transcript: Transcript, sent: Counter[str], service: FlakyService) -> bool:
+def tell_counts(transcript: Transcript, sent: Counter[str], sent_back: int, service: FlakyService) -> bool:
     """Print the counts of both sides and say whether they agree."""
-    done, gave_up = transcript.ended["done"], transcript.ended["gave up"]
+    done, gave_up = transcript.ended["done"], transcript.ended["gave up"] - sent_back
     attempts, calls = transcript.attempts, service.calls()
     granted = service.granted()
     twice = [path for path, times in granted.items() if times > 1]
     print(f"\n{sent.total():4} tasks sent")
-    print(f"{done:4} done + {gave_up} failed for good = {done + gave_up}")
-    for failure_class, count in sorted(transcript.final_classes.items()):
-        print(f"{count:8} of them {failure_class}")
+    print(f"{done:4} done ({sent_back} of them after a requeue) + {gave_up} dead letters = {done + gave_up}")
     print(f"{attempts:4} attempts by the worker, {calls} calls at the service")
     print(f"{granted.total():4} calls granted by the service, {len(twice)} of them twice")
     return done + gave_up == sent.total() and attempts == calls and granted.total() == done and not twice

@@ -125,6 +125,10 @@ class FlakyService:
         """Give the address."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
+    def recover(self) -> None:
+        """Be down no more."""
+        self._desk.moods = {order: mood for order, mood in self._desk.moods.items() if mood is not is_down}
+
     def calls(self) -> int:
         """Count the calls that arrived."""
         with self._desk.lock:

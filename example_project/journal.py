@@ -52,7 +52,8 @@ def _done(sender: Any, **_: Any) -> None:
 
 
 def _of(request: Any, task: Any) -> dict[str, Any]:
-    return {"task": task.name.rpartition(".")[2], "order": request.args[0], "attempt": request.retries + 1}
+    travelled = json.loads(request.get("resilience") or "{}")  # the header that travels with a message
+    return {"task": task.name.rpartition(".")[2], "order": request.args[0], "attempt": travelled.get("attempt", 1)}
 
 
 def _why(error: BaseException) -> dict[str, Any]:

@@ -30,5 +30,7 @@ def test_the_demo_adds_up_within_30_seconds_and_leaves_nothing_running() -> None
     assert "RATE_LIMITED (HTTPError 429)" in said
     assert "VALIDATION (HTTPError 422); no more attempts" in said
     assert "invoice 1   done at attempt 1" in said
+    assert "requeued 4 letters" in said
+    assert "charge 7    done at attempt 6" in said
     assert "Everything adds up" in said
     assert "\033" not in said
