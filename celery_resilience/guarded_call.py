@@ -122,7 +122,7 @@ class Call:
 
     def _ask_breakers(self) -> BreakerOpenError | None:
         for name, policy in self._breakers:
-            answer = self._runtime.breaker(name, policy).admit()
+            answer = self._runtime.breaker(name, policy).enter()
             if isinstance(answer, Refusal):
                 return answer.error()
             self._permits.append(answer)

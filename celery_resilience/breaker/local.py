@@ -149,6 +149,8 @@ class LocalMachine:
 
     def _lease(self, token: str, now: int) -> tuple[bool, int]:
         self._probes = {one: deadline for one, deadline in self._probes.items() if deadline > now}
+        if token in self._probes:
+            return True, 0  # a call within the probe
         if len(self._probes) >= self.policy.half_open_permits:
             return False, min(self._probes.values()) - now
         self._probes[token] = now + math.floor(self.policy.probe_lease_seconds * 1000)

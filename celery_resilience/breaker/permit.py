@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from asyncio import CancelledError
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ..breaker_policy import BreakerPolicy
@@ -13,6 +15,7 @@ from .values import NO_HINT
 from .view import Era
 
 _MAX_HINT_SECONDS = 7 * 86400.0
+_held: ContextVar[tuple[Permit, ...]] = ContextVar("celery_resilience_held", default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,49 @@ class Permit:
         self._is_settled = True
         if self._token:
             self._link.settle(self._era, self._token, "cancel", NO_HINT)
+
+
+class InnerPermit(Permit):
+    """A call within a probe, which is part of it: a failure here is the probe's, anything else is left to the probe."""
+
+    __slots__ = ("_outer",)
+
+    def __init__(self, outer: Permit, started: float) -> None:
+        super().__init__(outer._link, outer._era, started, outer._classifier, outer._token)
+        self._outer = outer
+
+    def success(self) -> None:
+        """Leave it to the probe to succeed."""
+        self._is_settled = True
+
+    def failure(self, exc: BaseException | Failure | None = None) -> None:
+        """Let the probe fail, whatever becomes of it; what does not count changes nothing."""
+        is_counted = counted_hint(exc, self._link.policy, self._classifier) is not None
+        if is_counted and not self._is_settled:
+            self._outer.failure(exc)
+        self._is_settled = True
+
+    def cancel(self) -> None:
+        """Leave the permit to the probe."""
+        self._is_settled = True
+
+
+def hold(permit: Permit) -> None:
+    """Let calls within this context that ask the same breaker find the permit, until it is settled."""
+    _held.set((*(one for one in _held.get() if not one._is_settled), permit))
+
+
+def let_go(permit: Permit) -> None:
+    """Have calls in this context ask for themselves again."""
+    _held.set(tuple(one for one in _held.get() if one is not permit))
+
+
+def held_permit(link: Link) -> Permit | None:
+    """Give the permit that a call around this one has of the same breaker, if it has not ended."""
+    for permit in reversed(_held.get()):
+        if permit._link is link and not permit._is_settled and permit._era.pid == os.getpid():
+            return permit
+    return None
 
 
 def is_slow_call(link: Link, started: float) -> bool:

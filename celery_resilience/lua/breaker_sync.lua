@@ -1,7 +1,7 @@
 -- Take in what a process counted, trip if that is enough, and say how things stand; with a token also ask for a permit.
 -- include _breaker
 -- ARGV[5] generation of the counts, 0 from a process that could not ask   ARGV[6…9] successes, slow successes, failures, slow failures
--- ARGV[10] ms the failures asked to wait, -1 if they did not   ARGV[11] token of a wanted permit, or ''
+-- ARGV[10] ms the failures asked to wait, -1 if they did not   ARGV[11] token of a wanted permit (that of a probe is good while its lease lasts), or ''
 -- returns JSON: state, generation, now, until, calls, failures, slow, consecutive, mode, mode_until, ramp,
 --   granted (of a permit in half-open), wait (ms until a permit may be free), breakers (in the index), told (transitions)
 load()
@@ -21,7 +21,9 @@ if it.drop_probes then redis.call('DEL', probes) end
 local granted, wait = false, 0
 if wants and it.state == 'half-open' then
     redis.call('ZREMRANGEBYSCORE', probes, '-inf', now)
-    if redis.call('ZCARD', probes) < policy.half_open_permits then
+    if redis.call('ZSCORE', probes, ARGV[11]) then  -- a call within the probe
+        granted = true
+    elseif redis.call('ZCARD', probes) < policy.half_open_permits then
         local lease = math.floor(policy.probe_lease_seconds * 1000)
         redis.call('ZADD', probes, now + lease, ARGV[11])
         redis.call('PEXPIRE', probes, 2 * lease)
