@@ -127,6 +127,8 @@ class PoisonError(_FieldsError):
 class QueueFullError(_FieldsError):
     """The queue is longer than `max_queue_length`: send less, wait, or add workers."""
 
+    failure_class = "TRANSIENT"
+
     def __init__(self, queue: str, length: int, limit: int) -> None:
         self.queue = queue
         self.length = length

@@ -27,6 +27,7 @@ from .errors import (
     DeadlineExceededError,
     LimitReachedError,
     PoisonError,
+    QueueFullError,
     ResilienceError,
     StoreUnavailableError,
 )
@@ -120,7 +121,10 @@ class Outcome(Run):
             traceback.clear_frames(error.__traceback__)  # its locals may be what took all the memory
         failure = self.classify(error)
         if admission is not None:
-            admission.failed(failure)
+            if isinstance(error, QueueFullError):
+                admission.cancel()  # our own queue is full: that says nothing about the dependency
+            else:
+                admission.failed(failure)
         if failure.failure_class is FailureClass.NOT_A_FAILURE:
             is_rejected = isinstance(error, Reject) and not getattr(error, "requeue", False)
             return self.end(Death(reason=DeadReason.REJECTED, error=error), error) if is_rejected else None

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ..breaker_policy import BreakerPolicy
-from ..errors import BreakerOpenError, LimitReachedError
+from ..errors import BreakerOpenError, LimitReachedError, QueueFullError
 from ..failure import Classifier, Failure, FailureClass
 from .link import Link
 from .values import NO_HINT
@@ -147,7 +147,7 @@ def counted_hint(exc: BaseException | Failure | None, policy: BreakerPolicy, cla
     """Give the ms a failure asked to wait, -1 if it did not; None if it does not count at all."""
     if exc is None:
         return NO_HINT
-    if isinstance(exc, (BreakerOpenError, LimitReachedError, CancelledError)):
+    if isinstance(exc, (BreakerOpenError, LimitReachedError, QueueFullError, CancelledError)):
         return None  # nobody was called, or the caller lost interest
     failure = exc if isinstance(exc, Failure) else classifier.classify(exc)
     if failure.failure_class is FailureClass.NOT_A_FAILURE or failure.failure_class not in policy.failure_classes:
