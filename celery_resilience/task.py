@@ -32,7 +32,7 @@ from .ending import watch_failures
 from .errors import BreakerOpenError, LimitReachedError, ProcessExitError
 from .failure import FailureClass
 from .gates import BreakerOption, RateOption, WhenOpen
-from .onward import Plan, heals
+from .onward import Plan, heals, lineage_of
 from .outcome import REFUSED, Outcome, celery_retry
 from .policy import PolicyOption, policies_from
 from .runtime import Runtime, runtime_here, runtime_of
@@ -242,7 +242,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
 
     def _attempt_gated(self, body: Body, outcome: Outcome, args: Any, kwargs: Any) -> Any:
         """Run the body as one attempt, if its gates admit it; a refusal parks it, fails it or runs its fallback."""
-        admission = Admission(outcome.plan.gates, outcome.runtime, outcome.attempts, str(outcome.request.id))
+        admission = Admission(outcome.plan.gates, outcome.runtime, outcome.attempts, lineage_of(outcome.request))
         refused = None
         try:
             refused = admission.enter(args, kwargs)

@@ -399,6 +399,14 @@ class TestBulkhead:
         assert self.most(stage, key) == 2
         assert stage.attempts(key) == [1] * 8
 
+    def test_messages_with_one_task_id_need_a_place_each(self, stage: Stage) -> None:
+        key, task_id = stage.key(), stage.key()
+        for _ in range(4):
+            stage.send("tight", key, 0.3, task_id=task_id)
+        stage.wait_runs(key, 4, 30)
+
+        assert self.most(stage, key) == 2
+
     def test_leases_are_renewed_while_a_task_runs_and_freed_when_its_worker_is_killed(self, short: Stage) -> None:
         """Places outlast their lease thrice while held; those of a killed worker come free by themselves."""
         doomed = short.worker(concurrency=2)
