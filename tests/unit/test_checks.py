@@ -46,6 +46,12 @@ def test_names_texts_and_presence_are_checked() -> None:
         required("f", None)
 
 
+@pytest.mark.parametrize("value", ["", " ", "\udcff", 5, b"text"])
+def test_a_text_can_be_written_down(value: object) -> None:
+    with pytest.raises(ConfigurationError, match="is not a text"):
+        text("why", value, "maintenance")
+
+
 def test_the_remedy_of_a_number_lies_within_its_bounds() -> None:
     with pytest.raises(ConfigurationError) as caught:
         number("store_timeout", 9, low=0.01, high=0.5)
