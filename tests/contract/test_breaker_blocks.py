@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -211,6 +212,24 @@ class TestAcrossContexts:
         gc.collect()
 
         assert half_open.snapshot().probes == 0
+
+    def test_nothing_of_a_block_is_kept_after_it(self, make: Make) -> None:
+        class Row:
+            pass
+
+        def rows(row: Row) -> Iterator[int]:
+            with breaker:
+                yield id(row)
+
+        breaker, row = make(), Row()
+        gone = weakref.ref(row)
+        stream = rows(row)
+        next(stream)
+        copy_context().run(list, stream)
+        del stream, row
+        gc.collect()
+
+        assert gone() is None
 
     def test_blocks_that_end_out_of_order_keep_their_outcomes(self, make: Make) -> None:
         breaker = make(consecutive_failures=9)
