@@ -107,7 +107,7 @@ class Admission:
 
     def _ask_breakers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Refused | None:
         for name, policy in self._gates.breakers(args, kwargs):
-            answer = self._runtime.breaker(name, policy).admit()
+            answer = self._runtime.breaker(name, policy).enter()
             if isinstance(answer, Refusal):
                 return Refused(name, answer.retry_after, answer.error(), owed=self._attempts.owed)
             self._permits.append(answer)

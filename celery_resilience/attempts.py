@@ -107,13 +107,21 @@ class Attempts:
         )
 
     def to_header(self) -> str:
-        """Give the header's text, at most 8 kB: the oldest of the trail go first."""
-        trail = self.trail
-        while True:
-            text = _dump(self, trail)
-            if len(text) <= MAX_BYTES or not trail:
-                return text
-            trail = trail[1:]
+        """Give the header's text, at most 8 kB: the oldest of the trail go first, then what is owed or promised.
+
+        Without those the message asks again for a slot, and its retry is not counted: late, or early, but not lost.
+        """
+        state = self
+        while len(text := _dump(state)) > MAX_BYTES:
+            if state.trail:
+                state = replace(state, trail=state.trail[1:])
+            elif state.owed:
+                state = replace(state, owed=state.owed[:-1])
+            elif state.reserved:
+                state = replace(state, reserved=state.reserved[:-1])
+            else:
+                break
+        return text
 
 
 FIRST = Attempts()
@@ -153,7 +161,7 @@ def slot_of(written: str) -> tuple[str, float]:
         return name, 0.0
 
 
-def _dump(state: Attempts, trail: tuple[Mapping[str, Any], ...]) -> str:
+def _dump(state: Attempts) -> str:
     known = {
         "attempt": state.attempt,
         "asked": state.asked,
@@ -169,7 +177,7 @@ def _dump(state: Attempts, trail: tuple[Mapping[str, Any], ...]) -> str:
         "queue": state.queue,
         "deadline_at": state.deadline_at,
         "options": dict(state.options),
-        "trail": [dict(entry) for entry in trail],
+        "trail": [dict(entry) for entry in state.trail],
     }
     return json.dumps({name: value for name, value in known.items() if value}, separators=(",", ":"))
 

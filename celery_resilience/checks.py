@@ -52,8 +52,9 @@ def near_miss(name: str, known: Iterable[str]) -> str | None:
 
 
 def text(field: str, value: Any, example: str) -> None:
-    """Refuse what is not a non-empty text; None passes."""
-    if value is not None and (not isinstance(value, str) or not value.strip()):
+    """Refuse what is not a non-empty text that can be written down as UTF-8; None passes."""
+    is_text = isinstance(value, str) and value.strip() and value == value.encode("utf-8", "replace").decode("utf-8")
+    if value is not None and not is_text:
         raise ConfigurationError(field, value, "is not a text", f"Write for example {example!r}.")
 
 

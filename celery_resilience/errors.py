@@ -15,7 +15,19 @@ class ResilienceError(Exception):
         super().__init__(message or " ".join((self.__doc__ or "").split()))
 
 
-class ConfigurationError(ResilienceError, ValueError):
+class _FieldsError(ResilienceError):
+    """An error whose `args` are its fields: pickle and Celery's result back ends make it of them again."""
+
+    def __init__(self, message: str, *fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.args = fields
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ConfigurationError(_FieldsError, ValueError):
     """A setting, option or policy has a value that cannot work: change it as the message says."""
 
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
@@ -23,14 +35,13 @@ class ConfigurationError(ResilienceError, ValueError):
         self.value = value
         self.problem = problem
         self.remedy = remedy
-        super().__init__(f"{field}={shorten(value)}: {problem}. {remedy}")
+        is_plain = value is None or isinstance(value, (int, float)) or (isinstance(value, str) and len(value) < 120)
+        shown = value if is_plain else shorten(value)
+        super().__init__(f"{field}={shorten(value)}: {problem}. {remedy}", field, shown, problem, remedy)
 
     def about(self, old: str, new: str) -> ConfigurationError:
         """Give the same error under the name that the user wrote."""
         return ConfigurationError(self.field.replace(old, new), self.value, self.problem, self.remedy)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.field, shorten(self.value), self.problem, self.remedy)
 
 
 class StoreUnavailableError(ResilienceError):
@@ -71,18 +82,6 @@ class ProcessExitError(ResilienceError):
     """The body asked its process to exit, which it shares with other tasks: raise an error, or use the prefork pool."""
 
     failure_class = "POISON"
-
-
-class _FieldsError(ResilienceError):
-    """An error whose `args` are its fields: pickle and Celery's result back ends make it of them again."""
-
-    def __init__(self, message: str, *fields: Any) -> None:
-        super().__init__(message)
-        self.message = message
-        self.args = fields
-
-    def __str__(self) -> str:
-        return self.message
 
 
 class BreakerOpenError(_FieldsError):
@@ -126,6 +125,8 @@ class PoisonError(_FieldsError):
 
 class QueueFullError(_FieldsError):
     """The queue is longer than `max_queue_length`: send less, wait, or add workers."""
+
+    failure_class = "TRANSIENT"
 
     def __init__(self, queue: str, length: int, limit: int) -> None:
         self.queue = queue

@@ -10,7 +10,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import CoroutineType, ModuleType, TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -18,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from celery import Celery, Task
 from celery.local import Proxy
 
+from .blocks import Blocks
 from .breaker_policy import BreakerPolicy
 from .checks import number, required, text
 from .errors import ConfigurationError
@@ -33,7 +33,7 @@ BUDGET_SECONDS = 5.0
 MAX_BUDGET_SECONDS = 60.0  # a worker that waits does nothing else: longer waits are the schedule's
 WHERE = "guarded: "
 
-_entered: ContextVar[tuple[tuple[Guard, Call], ...]] = ContextVar("celery_resilience_guarded", default=())
+_blocks: Blocks[Call] = Blocks("celery_resilience_guarded")
 
 
 def guarded(
@@ -91,27 +91,24 @@ class Guard(Terms):
         call = self._call_of_block()
         while (wait := call.enter()) > 0:
             call.clock.sleep(wait)
-        _entered.set((*_entered.get(), (self, call)))
+        _blocks.begin(self, call)
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        entered = _entered.get()
-        # Blocks of generators may end out of order: ours is the last of this guard.
-        at = max((i for i, (guard, _) in enumerate(entered) if guard is self), default=-1)
-        if at < 0:
+        call = _blocks.end(self)
+        if call is None:
             return
-        _entered.set(entered[:at] + entered[at + 1 :])
         if exc is None:
-            entered[at][1].succeeded()
+            call.succeeded()
         else:
-            entered[at][1].is_tried_again(exc)
+            call.is_tried_again(exc)
 
     async def __aenter__(self) -> None:
         call = self._call_of_block()
         while (wait := call.enter()) > 0:
             await pause(call.clock, wait)
-        _entered.set((*_entered.get(), (self, call)))
+        _blocks.begin(self, call)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None

@@ -19,7 +19,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from .breaker import Permit, Refusal
 from .clock import SYSTEM_CLOCK, Clock
 from .decision import HINT_SPREAD, History, Retry, decide
-from .errors import BreakerOpenError, LimitReachedError
+from .errors import BreakerOpenError, LimitReachedError, QueueFullError
 from .failure import Failure, FailureClass
 from .gates import Gates
 from .libraries import look
@@ -98,7 +98,7 @@ class Call:
             self._cancel()
             return False
         failure = self._classify(error)
-        if isinstance(error, (BreakerOpenError, LimitReachedError)):
+        if isinstance(error, (BreakerOpenError, LimitReachedError, QueueFullError)):
             self._cancel()  # by a gate inside the call: nobody was called
         else:
             self._count(failure)
@@ -122,7 +122,7 @@ class Call:
 
     def _ask_breakers(self) -> BreakerOpenError | None:
         for name, policy in self._breakers:
-            answer = self._runtime.breaker(name, policy).admit()
+            answer = self._runtime.breaker(name, policy).enter()
             if isinstance(answer, Refusal):
                 return answer.error()
             self._permits.append(answer)

@@ -18,6 +18,7 @@ from celery.exceptions import Retry as CeleryRetry
 
 from .admission import Admission, Refused
 from .attempts import Attempts, slot_of
+from .clock import Clock
 from .crashpoints import crashpoint
 from .decision import DeadLetter, DeadReason, Decision, History, Retry, decide
 from .deliveries import Begun, is_redelivered
@@ -27,6 +28,7 @@ from .errors import (
     DeadlineExceededError,
     LimitReachedError,
     PoisonError,
+    QueueFullError,
     ResilienceError,
     StoreUnavailableError,
 )
@@ -44,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 LONGEST_PARK_SECONDS = 60.0  # then it asks again: a refusal may have come from knowledge that was out of date
+LEAST_PARK_SECONDS = 0.05  # a refusal that is about to end may say 0: do not spin
 REFUSED = "_resilience_refused"  # set on a request whose body was told that Celery's own limit is reached
 
 
@@ -120,7 +123,10 @@ class Outcome(Run):
             traceback.clear_frames(error.__traceback__)  # its locals may be what took all the memory
         failure = self.classify(error)
         if admission is not None:
-            admission.failed(failure)
+            if isinstance(error, QueueFullError):
+                admission.cancel()  # our own queue is full: that says nothing about the dependency
+            else:
+                admission.failed(failure)
         if failure.failure_class is FailureClass.NOT_A_FAILURE:
             is_rejected = isinstance(error, Reject) and not getattr(error, "requeue", False)
             return self.end(Death(reason=DeadReason.REJECTED, error=error), error) if is_rejected else None
@@ -162,8 +168,7 @@ class Outcome(Run):
         # A reserved slot is exact; everything else comes back spread out, so that not all ask in one instant.
         is_exact = waits_for in [f"rate {slot_of(one)[0]}" for one in reserved]
         if not is_exact:
-            delay = min(delay, LONGEST_PARK_SECONDS)
-            delay += clock.uniform(0.0, max(0.5, delay / 4))
+            delay = spread(delay, clock)
         attempts = self.started(now).after_park(waits_for, reserved, owed)
         schedule = self.runtime.schedule
         is_too_late = attempts.deadline_at is not None and now + delay > attempts.deadline_at
@@ -249,6 +254,16 @@ def celery_retry(error: BaseException | None, delay: float, *, is_eager: bool = 
     """Give what has Celery store RETRY, call `on_retry`, and ack."""
     make: Callable[..., CeleryRetry] = CeleryRetry
     return make(exc=error, when=round(delay, 3), is_eager=is_eager)
+
+
+def spread(delay: float, clock: Clock) -> float:
+    """Give when to look again after a refusal, in seconds: not all in one instant, and within about a minute.
+
+    A body may raise a refusal of its own making, whose number is any float.
+    """
+    delay = min(delay, LONGEST_PARK_SECONDS) if delay > 0 else 0.0
+    least = LEAST_PARK_SECONDS if delay < LEAST_PARK_SECONDS else 0.0
+    return delay + clock.uniform(least, max(0.5, delay / 4))
 
 
 def past_deadline(refusal: Exception) -> DeadlineExceededError:

@@ -58,9 +58,9 @@ class Pauses:
     def pause(self, kind: PauseKind, name: str, *, who: str, why: str, for_seconds: float | None = None) -> Pause:
         """Pause a queue or task, for a while or until it is resumed; again, to change reason or end.
 
-        Raises TooManyPausesError beyond 1,000, and ConfigurationError for a name that cannot be one.
+        Raises TooManyPausesError beyond 1,000, and ConfigurationError for a name that cannot be one, or without a why.
         """
-        check(kind, name, for_seconds)
+        check(kind, name, for_seconds, why=why)
         lasting = "" if for_seconds is None else f"{for_seconds:.3f}"
         args = [f"{kind}:{name}", who[:MAX_WORDS], why[:MAX_WORDS], lasting, MAX_PAUSES]
         stored = self._store.run("pause_set", [self._key], args)
@@ -119,13 +119,14 @@ def waits_for(task: str) -> str:
     return f"pause:task:{task}"
 
 
-def check(kind: str, name: str, for_seconds: float | None = None) -> None:
+def check(kind: str, name: str, for_seconds: float | None = None, *, why: str | None = None) -> None:
     """Refuse what cannot be paused; raises ConfigurationError."""
     one_of("kind", kind, KINDS)
     text(kind, name, "celery" if kind == "queue" else "shop.charge")
     if len(name) > MAX_NAME:
         raise ConfigurationError(kind, name, f"is longer than {MAX_NAME} characters", "Give the name alone.")
     number("for_seconds", for_seconds, low=0.001, high=366 * 86400)
+    text("why", why, "maintenance until noon")
 
 
 def _read(field: bytes | str, stored: bytes | str, now: float | None) -> Pause | None:

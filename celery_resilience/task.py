@@ -15,7 +15,6 @@ from typing import Any
 from billiard import current_process
 from billiard.einfo import ExceptionInfo
 from celery import Celery, Task
-from celery._state import get_current_task
 from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 from celery.exceptions import Retry as CeleryRetry
 from celery.signals import task_retry
@@ -33,18 +32,17 @@ from .ending import watch_failures
 from .errors import BreakerOpenError, LimitReachedError, ProcessExitError
 from .failure import FailureClass
 from .gates import BreakerOption, RateOption, WhenOpen
-from .onward import Plan, heals
+from .onward import Plan, heals, lineage_of
 from .outcome import REFUSED, Outcome, celery_retry
 from .policy import PolicyOption, policies_from
 from .runtime import Runtime, runtime_here, runtime_of
+from .sending import BODY, CALL, ENDED, STAGE, check_room
 from .settings import check_call_options
 from .task_options import check_options, gates_of, option
-from .transport.depth import queue_of
 
 BUILT_IN = "celery."
 MAIN = "MainProcess"
 COUNT = "x-delivery-count"  # of a quorum queue
-STAGE = "_resilience_stage"  # on a request: how far into __call__ and body it is
 STORE = "_resilience_store"  # on a request: what a signature made by retry() does instead of publishing
 
 
@@ -62,7 +60,7 @@ def _as_attempt(body: Body, otherwise: Body) -> Body:
         request = self.request_stack.top
         if request is None or request.called_directly or self._is_built_in or STAGE in request.__dict__:
             return otherwise(self, *args, **kwargs)
-        request.__dict__[STAGE] = "call"
+        request.__dict__[STAGE] = CALL
         request._protected = 1  # a call of itself from within the body is a plain call to Celery
         if request.is_eager:
             return self._attempt_eagerly(body, request, args, kwargs)
@@ -82,19 +80,35 @@ def _as_attempt(body: Body, otherwise: Body) -> Body:
 
 
 def _run(task: ResilientTask, *args: Any, **kwargs: Any) -> Any:
-    task.request_stack.top.__dict__[STAGE] = "body"
+    request: Any = task.request_stack.top
+    request.__dict__[STAGE] = BODY
     try:
         return task.run(*args, **kwargs)
     except SystemExit as leave:
         if current_process().name != MAIN or isinstance(leave, (WorkerShutdown, WorkerTerminate)):
             raise  # a pool process of its own, which ends; or the worker itself was told to
         raise ProcessExitError from leave  # threads and greenlets share their process with other tasks
+    finally:
+        request.__dict__[STAGE] = ENDED
+
+
+def _ending(own_call: Body) -> Body:
+    """Note the end of a subclass' own `__call__`, which may never come to ours."""
+
+    def run(task: ResilientTask, *args: Any, **kwargs: Any) -> Any:
+        request: Any = task.request_stack.top
+        try:
+            return own_call(task, *args, **kwargs)
+        finally:
+            request.__dict__[STAGE] = ENDED
+
+    return run
 
 
 def _run_within(task: ResilientTask, *args: Any, **kwargs: Any) -> Any:
     """Run for a subclass whose own `__call__` is the attempt, or as the plain call that it is."""
     request: Any = task.request_stack.top
-    if request is not None and request.__dict__.get(STAGE) == "call":
+    if request is not None and request.__dict__.get(STAGE) == CALL:
         return _run(task, *args, **kwargs)
     return Task.__call__(task, *args, **kwargs)
 
@@ -133,7 +147,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         own_call = inspect.getattr_static(cls, "__call__")
         if getattr(own_call, "__module__", None) != __name__:
             # An application context or the like: it runs inside the attempt, even if it never calls ours.
-            cls.__call__ = _as_attempt(own_call, otherwise=own_call)  # type: ignore[method-assign]  # of the same kind
+            cls.__call__ = _as_attempt(_ending(own_call), otherwise=own_call)  # type: ignore[method-assign]  # of the same kind
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -159,7 +173,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
         """Send the task; `resilience={"max_attempts": 3, "deadline_seconds": 60}` sets options for this call."""
         self._stamp(resilience, options, positional[0] if positional else None)
         if not self._is_built_in:
-            self._check_room(args, kwargs, options)
+            check_room(self, args, kwargs, {**options, **({"task_id": positional[0]} if positional else {})})
         return super().apply_async(args, kwargs, *positional, **options)
 
     def apply(
@@ -228,7 +242,7 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
 
     def _attempt_gated(self, body: Body, outcome: Outcome, args: Any, kwargs: Any) -> Any:
         """Run the body as one attempt, if its gates admit it; a refusal parks it, fails it or runs its fallback."""
-        admission = Admission(outcome.plan.gates, outcome.runtime, outcome.attempts, str(outcome.request.id))
+        admission = Admission(outcome.plan.gates, outcome.runtime, outcome.attempts, lineage_of(outcome.request))
         refused = None
         try:
             refused = admission.enter(args, kwargs)
@@ -369,21 +383,6 @@ class ResilientTask(Task):  # type: ignore[type-arg]  # a base class for tasks o
             headers[HEADER] = Attempts(task_id=task_id, options=call, deadline_at=at).to_header()
         if headers or known is not None:
             options["headers"] = headers
-
-    def _check_room(self, args: Any, kwargs: Any, options: dict[str, Any]) -> None:
-        """Refuse to send into a queue that is too long; what a worker sends on, such as the next link, is let pass."""
-        runtime = runtime_of(self.app)
-        by_queue = runtime.settings.max_queue_length
-        if self.max_queue_length is None and not by_queue:
-            return
-        if get_current_task() is not None or self.app.conf.task_always_eager:
-            return
-        own = self._get_exec_options()  # type: ignore[attr-defined]  # not in the stubs: a queue named on the decorator
-        queue = queue_of(self.app, self.name, {**own, **options}, args, kwargs)
-        limits = [] if queue is None else [self.max_queue_length, by_queue.get(queue)]
-        given = [limit for limit in limits if limit is not None]
-        if queue is not None and given:
-            runtime.backpressure.check(queue, min(given), runtime.settings.queue_full_wait_seconds)
 
     def _start(self, options: Mapping[str, Any]) -> float:
         """Give the moment from which a deadline counts: the publish, or the ETA that was asked for."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from contextvars import ContextVar
 from types import CoroutineType, TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
+from ..blocks import Blocks
 from ..breaker_policy import BreakerPolicy
 from ..checks import number, required, text
 from ..clock import SYSTEM_CLOCK, Clock
@@ -20,7 +20,7 @@ from ..errors import ConfigurationError, ResilienceError
 from ..failure import Classifier
 from ..redis_store import RedisStore
 from .link import Link
-from .permit import Permit, Refusal, is_slow_call
+from .permit import InnerPermit, Permit, Refusal, held_permit, hold, is_slow_call, let_go
 from .shared import MAX_BREAKERS, SharedMachine
 from .values import Machine, Mode, Snapshot, Transition
 from .view import CALM_SECONDS, Era, View
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 MAX_NAME = 200
 COOLDOWN_SECONDS = 5.0
 RETRY_AFTER = "Retry-After"
-_entered: ContextVar[tuple[Permit, ...]] = ContextVar("celery_resilience_permits", default=())
+_blocks: Blocks[Permit] = Blocks("celery_resilience_permits")
 
 
 class CircuitBreaker:
@@ -76,14 +76,20 @@ class CircuitBreaker:
         view, now = self._link.view, self._monotonic()
         if now < view.fast_until:
             return Permit(self._link, view.era, now, self.classifier)
-        if now < view.fresh_until:
-            return self._decide(view, now)
-        token = self.clock.token()
-        view, is_granted = self._link.ask(token)
-        now = self._monotonic()
-        if is_granted:
-            return Permit(self._link, view.era, now, self.classifier, token)
-        return self._decide(view, now)
+        return self._ask(view, now)
+
+    def enter(self) -> Permit | Refusal:
+        """Ask as `admit` does, for a call in this context: within a call that has a permit of this breaker it serves.
+
+        So the same breaker around a task and inside its body is asked for one probe, not for two.
+        """
+        view, now = self._link.view, self._monotonic()
+        if now < view.fast_until:
+            return Permit(self._link, view.era, now, self.classifier)
+        answer = self._ask(view, now, held_permit(self._link))
+        if type(answer) is Permit:
+            hold(answer)
+        return answer
 
     def call(self, function: Callable[Args, Result], /, *args: Args.args, **kwargs: Args.kwargs) -> Result:
         """Call through the breaker; of a coroutine function, give a coroutine to await. Raises BreakerOpenError."""
@@ -126,22 +132,19 @@ class CircuitBreaker:
 
     def __enter__(self) -> Permit:
         permit = self._permit()
-        _entered.set((*_entered.get(), permit))
+        _blocks.begin(self, permit)
         return permit
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        permits = _entered.get()
-        # Blocks of generators may end out of order: ours is the last of this breaker.
-        at = max((i for i, permit in enumerate(permits) if permit._link is self._link), default=-1)
-        if at < 0:
+        permit = _blocks.end(self)
+        if permit is None:
             return
-        _entered.set(permits[:at] + permits[at + 1 :])
         if exc is None:
-            permits[at].success()
+            permit.success()
         else:
-            permits[at].failure(exc)
+            permit.failure(exc)
 
     async def __aenter__(self) -> Permit:
         return self.__enter__()
@@ -211,17 +214,33 @@ class CircuitBreaker:
             permit.failure(exc)
             raise
         if type(result) is CoroutineType:
-            return cast(Result, _settled_later(permit, result))
+            let_go(permit)  # it runs in a context of its own, perhaps beside others
+            return cast(Result, _settled_later(permit, result, is_held=type(permit) is Permit))
         permit.success()
         return result
 
     def _permit(self) -> Permit:
-        answer = self.admit()
+        answer = self.enter()
         if isinstance(answer, Refusal):
             raise answer.error()
         return answer
 
-    def _decide(self, view: View, now: float) -> Permit | Refusal:
+    def _ask(self, view: View, now: float, outer: Permit | None = None) -> Permit | Refusal:
+        """Follow the view while it is fresh, else ask; a call within a probe asks whether the probe is still good."""
+        probe = outer if outer is not None and outer.is_probe else None
+        is_inside = probe is not None and view.state == "half-open"
+        if now < view.fresh_until and not is_inside:
+            return self._decide(view, now, outer)
+        token = probe._token if probe is not None and is_inside else self.clock.token()
+        view, is_granted = self._link.ask(token)
+        now = self._monotonic()
+        if is_granted and probe is not None and probe._token == token and probe._era.is_same(view.era):
+            return InnerPermit(probe, now)
+        if is_granted:
+            return Permit(self._link, view.era, now, self.classifier, token)
+        return self._decide(view, now, outer)
+
+    def _decide(self, view: View, now: float, outer: Permit | None) -> Permit | Refusal:
         """Follow a view that is fresh, or was a moment ago."""
         if view.stance == "pass":
             return self._permit_of(view.era, now)
@@ -229,7 +248,8 @@ class CircuitBreaker:
             reason = view.reply.refusal_reason if view.reply else ""
             return Refusal(self.name, max(0.0, view.retry_at - now), reason, view.state)
         ramp = self.policy.ramp_seconds
-        if now - self._ramped_at >= CALM_SECONDS or self.clock.uniform(0, 1) < view.share(now, ramp):
+        is_calm = now - self._ramped_at >= CALM_SECONDS
+        if outer is not None or is_calm or self.clock.uniform(0, 1) < view.share(now, ramp):
             self._ramped_at = now
             return self._permit_of(view.era, now)
         left = max(0.1, view.ramp_at + ramp - now)
@@ -247,7 +267,9 @@ class CircuitBreaker:
         self._link.take_in(self._machine.override(mode, who[:MAX_NAME], why[:1000], lasts_ms))
 
 
-async def _settled_later(permit: Permit, coroutine: Any) -> Any:
+async def _settled_later(permit: Permit, coroutine: Any, *, is_held: bool = False) -> Any:
+    if is_held:
+        hold(permit)
     try:
         result = await coroutine
     except BaseException as exc:

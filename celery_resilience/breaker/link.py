@@ -17,6 +17,7 @@ from ..breaker_policy import BreakerPolicy
 from ..clock import Clock
 from ..errors import StoreUnavailableError
 from ..events import Event, tell
+from .backlog import Backlog
 from .local import LocalMachine
 from .shared import SharedMachine
 from .values import Machine, Outcome, Reply, Report, Transition
@@ -54,7 +55,7 @@ class Link:
         self.local = LocalMachine(self.name, self.policy, self.clock)
         self._last_shared: Reply | None = None
         self._heard_at = 0.0
-        self._backlog = Report()
+        self._backlog = Backlog()
         self._away_until = 0.0
         self.view = View(Era(self.shared or self.local, 0))
 
@@ -92,7 +93,7 @@ class Link:
         try:
             reply = era.machine.settle(era.generation, token, outcome, hint_ms)
         except StoreUnavailableError as error:
-            self._fall_back(Report(), Report(), "", now, error)
+            self._fall_back(Report(), Backlog(), "", now, error)
             return
         with self._lock:
             is_current = self.view.era.machine is era.machine
@@ -103,7 +104,7 @@ class Link:
         """Send what was counted now, for a process about to end."""
         with self._lock:
             fresh = self.view.era.take()
-        if fresh.calls or self._backlog.calls:
+        if fresh.calls or self._backlog:
             self._send(fresh, "", self.clock.monotonic())
 
     def take_in(self, reply: Reply) -> None:
@@ -118,27 +119,29 @@ class Link:
         with self._lock:
             is_away = now < self._away_until
             is_ours = self.view.era.machine is shared
-            backlog, self._backlog = self._backlog, Report()
-            if not backlog.calls:
+            backlog, self._backlog = self._backlog, Backlog()
+            if not backlog:
                 known = self._last_shared.generation if self._last_shared else 0
-                backlog = Report(fresh.generation if is_ours else known)
-            sent = backlog.plus(fresh)
+                backlog = Backlog(fresh.generation if is_ours else known)
             if is_away:
-                self._backlog = sent
+                backlog.add(fresh, now, self.policy.window_seconds)
+                self._backlog = backlog
         if is_away:
             return self._take_in(self.local, self.local.sync(fresh, token), now)
+        sent = fresh._replace(generation=backlog.generation, hint_ms=max(fresh.hint_ms, backlog.hint_ms(now)))
         try:
-            reply = shared.sync(sent, token)
+            reply = shared.sync(sent, token, backlog.runs(now))
         except StoreUnavailableError as error:
-            return self._fall_back(fresh, sent, token, now, error)
+            backlog.add(fresh, now, self.policy.window_seconds)
+            return self._fall_back(fresh, backlog, token, now, error)
         return self._take_in(shared, reply, now)
 
     def _fall_back(
-        self, fresh: Report, sent: Report, token: str, now: float, error: StoreUnavailableError
+        self, fresh: Report, sent: Backlog, token: str, now: float, error: StoreUnavailableError
     ) -> tuple[View, bool]:
         """Let the local machine decide for a cool-down; what could not be sent waits."""
         with self._lock:
-            self._backlog = sent.plus(self._backlog) if sent.calls else self._backlog
+            self._backlog = sent.followed_by(self._backlog) if sent else self._backlog
             # Counted from now, after the wait: the store, which waits too, must be willing again by then.
             self._away_until = self.clock.monotonic() + self.cooldown_seconds
             is_first = self.view.era.machine is not self.local

@@ -10,10 +10,11 @@ import json
 import math
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 from ..breaker_policy import BreakerPolicy
 from ..clock import Clock
-from .values import Mode, Outcome, Reply, Report, Snapshot, State, Transition, shown_state
+from .values import Mode, Outcome, Reply, Report, Run, Snapshot, State, Transition, shown_state
 from .window import Window
 
 MAX_OPENS = 30
@@ -58,14 +59,16 @@ class LocalMachine:
             self._mode_until = now + last.mode_until_ms - last.now_ms - age_ms if last.mode_until_ms else 0
             return self._generation
 
-    def sync(self, report: Report, token: str) -> Reply:
-        """Take in counts and say how things stand; with a token also ask for a permit in half-open."""
+    def sync(self, report: Report, token: str, earlier: Sequence[Run] = ()) -> Reply:
+        """Take in counts, those of earlier first, and say how things stand; with a token also ask for a permit."""
         with self._lock:
             now = self._now()
             is_new = self._touch(now)
             self._release_if_over(now)
             if self._state == "closed" and (is_new or report.generation in (0, self._generation)):
-                self._window.add(report, now)
+                for run in earlier:
+                    self._window.add(Report(0, *run[1:]), now - run.age_ms, now)
+                self._window.add(report, now, now)
                 reason = self._window.trip_reason(now) if not self._mode else None
                 if reason:
                     self._open(reason, report.hint_ms, now)
@@ -149,6 +152,8 @@ class LocalMachine:
 
     def _lease(self, token: str, now: int) -> tuple[bool, int]:
         self._probes = {one: deadline for one, deadline in self._probes.items() if deadline > now}
+        if token in self._probes:
+            return True, 0  # a call within the probe
         if len(self._probes) >= self.policy.half_open_permits:
             return False, min(self._probes.values()) - now
         self._probes[token] = now + math.floor(self.policy.probe_lease_seconds * 1000)

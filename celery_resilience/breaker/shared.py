@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from ..breaker_policy import BreakerPolicy
 from ..clock import Clock
 from ..errors import StoreUnavailableError
 from ..redis_store import RedisStore
-from .values import Mode, Outcome, Reply, Report, Snapshot, Transition, shown_state
+from .values import Mode, Outcome, Reply, Report, Run, Snapshot, Transition, shown_state
 
 GROUP = "breakers"
 MAX_BREAKERS = 1000
@@ -38,9 +39,9 @@ class SharedMachine:
         """Give the time for the scripts in ms; '' for Redis' own. Only tests that move the clock say anything else."""
         return ""
 
-    def sync(self, report: Report, token: str) -> Reply:
-        """Take in counts and say how things stand; with a token also ask for a permit in half-open."""
-        reply = self._run("breaker_sync", *report, token)
+    def sync(self, report: Report, token: str, earlier: Sequence[Run] = ()) -> Reply:
+        """Take in counts, those of earlier first, and say how things stand; with a token also ask for a permit."""
+        reply = self._run("breaker_sync", *report, token, json.dumps(earlier) if earlier else "")
         if reply.breakers > self.max_breakers:
             with contextlib.suppress(StoreUnavailableError):  # the counts are in; the next one may prune
                 prune(self.store, self.max_breakers)

@@ -6,6 +6,7 @@ Times are milliseconds since the epoch by the clock of whoever answers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -41,6 +42,16 @@ class Report(NamedTuple):
             self.slow_failures + other.slow_failures,
             max(self.hint_ms, other.hint_ms),
         )
+
+
+class Run(NamedTuple):
+    """Calls that were counted some time ago: successes, and the failures that followed them."""
+
+    age_ms: int
+    successes: int
+    slow_successes: int
+    failures: int
+    slow_failures: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +143,8 @@ class Snapshot:
 class Machine(Protocol):
     """Where a breaker's state lives. The shared one raises StoreUnavailableError, the local one nothing."""
 
-    def sync(self, report: Report, token: str) -> Reply:
-        """Take in counts and say how things stand; with a token also ask for a permit in half-open."""
+    def sync(self, report: Report, token: str, earlier: Sequence[Run] = ()) -> Reply:
+        """Take in counts, those of earlier first, and say how things stand; with a token also ask for a permit."""
 
     def settle(self, generation: int, token: str, outcome: Outcome, hint_ms: int) -> Reply:
         """Give a probe's permit back with its outcome."""

@@ -37,6 +37,10 @@ class Era:
         self._sound = (0, 0)
         self._slow = (0, 0)
 
+    def is_same(self, other: Era) -> bool:
+        """Say whether the two are of one generation of one machine."""
+        return self.machine is other.machine and self.generation == other.generation
+
     def take(self) -> Report:
         """Give what was counted since the last take; the caller holds the link's lock."""
         sound, self._sound = _counted(self.tick(), *self._sound)

@@ -23,8 +23,8 @@ class Window:
         self._outcomes = ""
         self._buckets = [(-1, 0, 0, 0)] * BUCKETS
 
-    def add(self, report: Report, now: int) -> None:
-        """Count calls, as if the successes came first."""
+    def add(self, report: Report, at: int, now: int) -> None:
+        """Count calls of a moment, as if the successes came first; of one before the window only the row is kept."""
         if not report.calls:
             return
         _, ok, slow_ok, failed, slow_failed, _ = report
@@ -32,11 +32,12 @@ class Window:
             runs = (("0", ok), ("1", slow_ok), ("2", failed), ("3", slow_failed))
             self._outcomes = (self._outcomes + "".join(letter * min(count, last) for letter, count in runs))[-last:]
         else:
-            epoch = self._epoch(now)
+            epoch = self._epoch(at)
             bucket = self._buckets[epoch % BUCKETS]
             _, calls, failures, slow = bucket if bucket[0] == epoch else (epoch, 0, 0, 0)
             counted = (calls + report.calls, failures + failed + slow_failed, slow + slow_ok + slow_failed)
-            self._buckets[epoch % BUCKETS] = (epoch, *counted)
+            if epoch > self._epoch(now) - BUCKETS:
+                self._buckets[epoch % BUCKETS] = (epoch, *counted)
         if ok + slow_ok:
             self.consecutive = 0
         self.consecutive += failed + slow_failed

@@ -39,6 +39,20 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in the stu
         return seconds
 
 
+class Words(click.ParamType):  # type: ignore[type-arg]  # generic in the stubs only
+    """A text that Redis can keep: bytes of the shell that are no UTF-8 are a usage error."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Take it as it is, or not at all."""
+        try:
+            str(value).encode("utf-8")
+        except UnicodeEncodeError:
+            self.fail(f"{value!r} is not UTF-8: check the encoding of your shell.", param, ctx)
+        return str(value)
+
+
 def _told(command: Callable[..., None]) -> Callable[..., None]:
     """Hand the app's breakers to a command, and turn our errors into one line and exit 1."""
 
@@ -67,9 +81,9 @@ def _overriding(command: Callable[..., None]) -> Callable[..., None]:
     for decorate in (
         click.option("--dry-run", is_flag=True, help="Only say what would be done."),
         click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--reason", required=True, help="Why, for those who wonder later."),
+        click.option("--reason", type=Words(), required=True, help="Why, for those who wonder later."),
         _json,
-        click.argument("names", nargs=-1, required=True, metavar="NAME…"),
+        click.argument("names", type=Words(), nargs=-1, required=True, metavar="NAME…"),
     ):
         command = decorate(command)
     return command
@@ -98,7 +112,7 @@ def list_breakers(ctx: click.Context, breakers: Breakers, as_json: bool) -> None
 
 
 @breaker.command()
-@click.argument("name")
+@click.argument("name", type=Words())
 @_json
 @_told
 def show(ctx: click.Context, breakers: Breakers, name: str, as_json: bool) -> None:
@@ -116,7 +130,7 @@ def show(ctx: click.Context, breakers: Breakers, name: str, as_json: bool) -> No
 
 
 @breaker.command()
-@click.argument("name", required=False)
+@click.argument("name", type=Words(), required=False)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Rows at the most.")
 @_json
 @_told

@@ -6,12 +6,13 @@ Services are imported inside the commands, because every celery command loads th
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .breaker import Duration, moment, print_json, print_table, who
+from .breaker import Duration, Words, moment, print_json, print_table, who
 from .resilience import human_seconds
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def _told(command: Callable[..., None]) -> Callable[..., None]:
         from ..errors import ResilienceError
         from ..runtime import runtime_of
 
+        # Where nobody has set up logging, an event would be a second line on the terminal.
+        logging.getLogger("celery_resilience").addHandler(logging.NullHandler())
         try:
             pauses = runtime_of(ctx.obj.app).pauses
             if pauses is None:
@@ -47,8 +50,8 @@ def _writing(command: Callable[..., None]) -> Callable[..., None]:
         _json,
         click.option("--dry-run", is_flag=True, help="Only say what would be done."),
         click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--task", help="The task, by its full name."),
-        click.option("--queue", help="The queue."),
+        click.option("--task", type=Words(), help="The task, by its full name."),
+        click.option("--queue", type=Words(), help="The queue."),
     ):
         command = decorate(command)
     return command
@@ -56,7 +59,7 @@ def _writing(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @_writing
-@click.option("--reason", required=True, help="Why, for those who wonder later.")
+@click.option("--reason", type=Words(), required=True, help="Why, for those who wonder later.")
 @click.option("--for", "for_seconds", type=Duration(), help="How long: 90s, 10m, 2h. Without it until resumed.")
 @_told
 def pause(
@@ -74,7 +77,7 @@ def pause(
     from ..pauses import check
 
     kind, name = _one(named)
-    check(kind, name, for_seconds)
+    check(kind, name, for_seconds, why=reason)
     _check_known(ctx, kind, name)
     lasting = f" for {human_seconds(for_seconds)}" if for_seconds else ""
     if dry_run:

@@ -140,7 +140,7 @@ local function totals()
     return calls, failures, slow
 end
 
-local function add(ok, slow_ok, failed, slow_failed)
+local function add(at, ok, slow_ok, failed, slow_failed)
     if ok + slow_ok + failed + slow_failed == 0 then return end
     if policy.window_calls then
         local last = policy.window_calls
@@ -148,13 +148,16 @@ local function add(ok, slow_ok, failed, slow_failed)
         local all = it.outcomes .. run('0', ok) .. run('1', slow_ok) .. run('2', failed) .. run('3', slow_failed)
         it.outcomes = string.sub(all, -last)
     else
-        local epoch = math.floor(now / (policy.window_seconds * 1000 / BUCKETS))
-        local slot = epoch % BUCKETS
-        if buckets[slot][1] ~= epoch then buckets[slot] = {epoch, 0, 0, 0} end
-        local bucket = buckets[slot]
-        bucket[2] = bucket[2] + ok + slow_ok + failed + slow_failed
-        bucket[3] = bucket[3] + failed + slow_failed
-        bucket[4] = bucket[4] + slow_ok + slow_failed
+        local width = policy.window_seconds * 1000 / BUCKETS
+        local epoch = math.floor(at / width)
+        if epoch > math.floor(now / width) - BUCKETS then  -- else it is before the window: only the row is kept
+            local slot = epoch % BUCKETS
+            if buckets[slot][1] ~= epoch then buckets[slot] = {epoch, 0, 0, 0} end
+            local bucket = buckets[slot]
+            bucket[2] = bucket[2] + ok + slow_ok + failed + slow_failed
+            bucket[3] = bucket[3] + failed + slow_failed
+            bucket[4] = bucket[4] + slow_ok + slow_failed
+        end
     end
     if ok + slow_ok > 0 then it.consecutive = 0 end
     it.consecutive = it.consecutive + failed + slow_failed

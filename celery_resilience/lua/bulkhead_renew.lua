@@ -1,5 +1,5 @@
 -- Renew the leases of places that are still held.
--- KEYS[1] places   sorted set: token -> end of its lease in ms
+-- KEYS[1] places   sorted set: token -> end of its lease in ms, and '' -> +inf; TTL a little longer than a lease
 -- ARGV[1] lease in ms   ARGV[2…] tokens
 -- returns how many of them still had their place
 local time = redis.call('TIME')
@@ -12,5 +12,6 @@ for i = 2, #ARGV do
         kept = kept + 1
     end
 end
+if is_lost then redis.call('ZADD', KEYS[1], '+inf', '') end -- from now on, a place that is not there was left
 redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[1]) + 60000)
 return kept

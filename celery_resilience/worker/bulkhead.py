@@ -11,6 +11,7 @@ from celery.worker import state
 from .. import limits as shared_limits
 from ..limits import Limits
 from ..runtime import runtime_of
+from ..transport.lineage import lineage_name
 from .duty import Duty
 
 
@@ -45,7 +46,9 @@ def renew(limits: Limits) -> float:
     held: dict[str, list[str]] = defaultdict(list)
     for request in tuple(state.active_requests):
         if getattr(request.task, "max_concurrent", None):
-            held[request.task.name].append(str(request.id))
+            nesting = request.request_dict.get("replaced_task_nesting")
+            token = lineage_name(request.message.properties, request.id, nesting)  # as the process that runs it says
+            held[request.task.name].append(token)
     for name, tokens in held.items():
         limits.renew(name, tokens)
     return shared_limits.LEASE_SECONDS / 3

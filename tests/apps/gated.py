@@ -16,7 +16,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_resilience import BreakerPolicy, limits
+from celery_resilience import BreakerPolicy, RetryPolicy, limits
 from celery_resilience.attempts import read_attempts
 from tests.apps import resilient
 
@@ -97,6 +97,16 @@ def define_tasks(app: Celery, url: str) -> None:
 
     task(resting, name="resilient.resting", breaker=first)
     task(resting, name="resilient.resting_rate", rate_limit_shared=lambda tenant, *_: ("50/s", tenant))
+
+    patient = RetryPolicy(strategy="fixed", base_seconds=1.0, jitter="none")  # a length is a second old
+
+    @task(name="resilient.fan", breaker="fan", retry_policy=patient)
+    def fan(self: Any, key: str, queue: str, times: int) -> str:
+        """Send so many tasks into a queue."""
+        note(self, key)
+        for _ in range(times):
+            app.tasks["resilient.open_way"].apply_async((key,), queue=queue)
+        return "sent"
 
     @task(name="resilient.tight", max_concurrent=2)
     def tight(self: Any, key: str, seconds: float) -> str:

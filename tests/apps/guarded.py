@@ -39,6 +39,12 @@ def build(env: Mapping[str, str] = os.environ, **options: Any) -> Celery:
         record(url).rpush(f"run:{key}", json.dumps(seen(self), default=str))
         return pay(key)
 
+    @app.task(name="resilient.paying_within", bind=True, shared=False, breaker="payments")
+    def paying_within(self: Any, key: str) -> str:
+        """Make one guarded call behind the breaker that guards the task, too."""
+        record(url).rpush(f"run:{key}", json.dumps(seen(self), default=str))
+        return pay(key)
+
     @guarded(rate="2/s", name="slow-api", budget_seconds=0)
     def ask() -> str:
         return "asked"

@@ -12,7 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from celery_resilience.breaker.local import LocalMachine
 from celery_resilience.breaker.shared import breaker_keys
-from celery_resilience.breaker.values import Mode, Outcome, Reply, Report
+from celery_resilience.breaker.values import Mode, Outcome, Reply, Report, Run
 from celery_resilience.breaker_policy import BreakerPolicy
 from celery_resilience.redis_store import RedisStore
 from celery_resilience.testing import EmbeddedRedis, FakeClock
@@ -76,6 +76,23 @@ class MachineAgainstModel(RuleBasedStateMachine):
         report = Report(self.generation, *counts, hint)
         self._same(self.redis.sync(report, ""), self.model.sync(report, ""))
         return self.generation
+
+    @rule(
+        runs=st.lists(
+            st.tuples(st.sampled_from([0, 3, 400, 2000, 9000, 70_000]), COUNTS, COUNTS, COUNTS, COUNTS), max_size=6
+        )
+    )
+    def resend(self, runs: list[tuple[int, int, int, int, int]]) -> None:
+        """A process comes back with what it counted while Redis was away."""
+        earlier = [Run(*run) for run in sorted(runs, reverse=True)]
+        report = Report(self.generation)
+        self._same(self.redis.sync(report, "", earlier), self.model.sync(report, "", earlier))
+
+    @rule(probe=probes)
+    def ask_within(self, probe: tuple[int, str]) -> None:
+        """A call within a probe asks, in time or after its lease."""
+        report, token = Report(self.generation), probe[1]
+        self._same(self.redis.sync(report, token), self.model.sync(report, token))
 
     @rule(generation=generations, failures=COUNTS)
     def report_late(self, generation: int, failures: int) -> None:

@@ -206,6 +206,29 @@ class TestBulkhead:
         assert limits.renew("b", ["t", "stranger"]) == 1
         assert limits.enter("b", 1, "stranger").is_admitted is False
 
+    def test_a_place_that_was_left_is_not_taken_back_by_renewing_though_it_was_the_last(self, limits: Limits) -> None:
+        limits.enter("b", 1, "t")
+        limits.leave("b", "t")
+
+        assert limits.renew("b", ["t"]) == 0  # its parent has not heard yet that the body has ended
+        assert limits.enter("b", 1, "next").is_admitted
+
+    def test_who_runs_has_his_place_again_after_redis_lost_its_data(self, limits: Limits, client: redis.Redis) -> None:
+        limits.enter("b", 1, "t")
+        client.flushdb()
+
+        assert limits.renew("b", ["t"]) == 1
+        assert not limits.enter("b", 1, "next").is_admitted
+
+    def test_places_that_were_left_after_a_loss_stay_free(self, limits: Limits, client: redis.Redis) -> None:
+        limits.enter("b", 1, "t")
+        client.flushdb()
+        limits.renew("b", ["t"])
+        limits.leave("b", "t")
+
+        assert limits.renew("b", ["t"]) == 0
+        assert limits.enter("b", 1, "next").is_admitted
+
     def test_threads_that_race_never_hold_more_places_than_there_are(self, limits: Limits) -> None:
         lock, inside, most, done = threading.Lock(), 0, 0, 0
 

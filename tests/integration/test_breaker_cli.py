@@ -239,3 +239,19 @@ def test_without_redis_it_says_so_in_one_line() -> None:
         assert result.exit_code == 1
         assert result.output.startswith(words)
         assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show", "\udcff"),
+        ("history", "\udcff"),
+        ("open", "\udcff", "--reason", "x", "--yes"),
+        ("open", "payments", "--reason", "\udcff", "--yes"),
+    ],
+)
+def test_bytes_that_are_no_text_are_a_usage_error(run: Run, words: tuple[str, ...]) -> None:
+    result = run(*words)
+
+    assert result.exit_code == 2
+    assert "is not UTF-8" in result.output

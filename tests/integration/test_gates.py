@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import chord
 from celery.result import AsyncResult
 
 from celery_resilience import runtime_of
@@ -398,6 +399,14 @@ class TestBulkhead:
         assert self.most(stage, key) == 2
         assert stage.attempts(key) == [1] * 8
 
+    def test_messages_with_one_task_id_need_a_place_each(self, stage: Stage) -> None:
+        key, task_id = stage.key(), stage.key()
+        for _ in range(4):
+            stage.send("tight", key, 0.3, task_id=task_id)
+        stage.wait_runs(key, 4, 30)
+
+        assert self.most(stage, key) == 2
+
     def test_leases_are_renewed_while_a_task_runs_and_freed_when_its_worker_is_killed(self, short: Stage) -> None:
         """Places outlast their lease thrice while held; those of a killed worker come free by themselves."""
         doomed = short.worker(concurrency=2)
@@ -491,6 +500,44 @@ class TestBackpressure:
             drain.join()
 
             assert idle.record.llen("resilient") == 1
+
+
+class TestBackpressureInABody:
+    @pytest.fixture
+    def narrow(self, tmp_path: Path, redis_server: EmbeddedRedis) -> Iterator[Stage]:
+        """A worker, and a queue that is full and that nobody consumes."""
+        conf = {"resilience_max_queue_length": {"narrow": 3}}
+        with open_gated(tmp_path, redis_server, conf=conf) as stage:
+            stage.record.rpush("narrow", *"xxx")
+            stage.worker(concurrency=2, queues=["resilient"])
+            yield stage
+
+    def test_what_a_body_sends_is_limited_and_the_task_is_tried_again(self, narrow: Stage) -> None:
+        key = narrow.key()
+        result = narrow.send("fan", key, "narrow", 2)
+        narrow.wait_runs(key, 2)
+        assert narrow.record.llen("narrow") == 3
+        narrow.record.delete("narrow")
+
+        assert result.get(timeout=20) == "sent"
+        assert narrow.record.llen("narrow") == 2
+        runtime_of(narrow.app).breaker("fan").flush()
+        assert breaker(narrow, "fan").snapshot().failures == 0
+
+    @pytest.mark.parametrize("kind", ["chain", "callback", "chord"])
+    def test_what_celery_sends_on_after_a_body_passes(self, narrow: Stage, kind: str) -> None:
+        key = narrow.key()
+        task = narrow.app.tasks["resilient.open_way"]
+        first, then = task.si(key), task.si(key).set(queue="narrow")
+        if kind == "chain":
+            (first | then).apply_async()
+        elif kind == "callback":
+            first.apply_async(link=then)
+        else:
+            chord([first, first], then, app=narrow.app).apply_async()
+
+        wait_until(lambda: narrow.record.llen("narrow") == 4, 15, f"the {kind} in the full queue")
+        assert len(narrow.runs(key)) == (2 if kind == "chord" else 1)
 
 
 class TestDefaultBreaker:

@@ -103,6 +103,17 @@ def stage(tmp_path: Path, redis_server: EmbeddedRedis) -> Iterator[Stage]:
 
 
 class TestInAWorker:
+    def test_the_same_breaker_on_the_task_and_in_its_body_closes_again(self, stage: Stage) -> None:
+        stage.worker(concurrency=2)
+        breaker, key = runtime_of(stage.app).breaker("payments"), stage.key()
+        stage.record.set(f"service:{key}", "down")
+        results = [stage.send("paying_within", key) for _ in range(4)]
+        wait_until(lambda: breaker.snapshot().state == "open", 10, "the trip")
+        stage.record.delete(f"service:{key}")
+
+        assert [result.get(timeout=30) for result in results] == ["paid"] * 4
+        assert breaker.snapshot().state == "closed"
+
     def test_a_body_that_a_breaker_refuses_is_parked_and_spends_no_attempt(self, stage: Stage) -> None:
         stage.worker(concurrency=1)
         breaker, key = runtime_of(stage.app).breaker("payments"), stage.key()

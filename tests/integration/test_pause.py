@@ -250,6 +250,10 @@ def test_the_commands_pause_list_and_resume(stage: Stage) -> None:
         (("pause", "--task", "resilient.plain", *REASON, "--yes"), 1, "pause its queue"),
         (("resume", "--task", "a", "--dry-run"), 1, "did not answer"),
         (("pauses",), 1, "did not answer"),
+        (("pause", "--queue", "a", "--reason", "", "--yes"), 1, "why=''"),
+        (("pause", "--queue", "q\udcff", *REASON, "--yes"), 2, "is not UTF-8"),
+        (("pause", "--queue", "a", "--reason", "\udcff", "--yes"), 2, "is not UTF-8"),
+        (("resume", "--queue", "q\udcff", "--yes"), 2, "is not UTF-8"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(words: tuple[str, ...], code: int, told: str) -> None:
@@ -259,6 +263,7 @@ def test_what_is_wrong_is_told_in_a_line(words: tuple[str, ...], code: int, told
     assert told in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert "hunter2" not in done.stdout + done.stderr
+    assert "resilience-" not in done.stdout + done.stderr  # what is logged says the same a second time
 
 
 def test_without_redis_the_remedy_is_named() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_resilience import FailureClass
-from celery_resilience.attempts import FIRST, MAX_BYTES, MAX_TRAIL, Attempts, read_attempts
+from celery_resilience.attempts import FIRST, MAX_BYTES, MAX_TRAIL, Attempts, read_attempts, slot
 from celery_resilience.settings import policy_of_call
 from tests.support.failures import failure_of
 
@@ -143,6 +143,20 @@ def test_attempt_and_deadline_survive_whatever_the_trail_weighs() -> None:
     back = read_attempts(state.to_header())
 
     assert (back.attempt, back.deadline_at, len(back.trail)) == (7, 5.0, 1)
+
+
+def test_long_names_of_limits_give_way_to_the_numbers() -> None:
+    names = [f"{'😀' * 199}{n}" for n in range(9)]
+    state = Attempts(
+        attempt=4, parks=2, task_id="x", owed=tuple(slot(n, 2.0) for n in names), reserved=(slot(names[0], 1.0),),
+        waits_for=(names[0],),
+    )  # fmt: skip
+    header = state.to_header()
+    known = read_attempts(header)
+
+    assert len(header) <= MAX_BYTES
+    assert (known.attempt, known.parks, known.waits_for) == (4, 2, (names[0],))
+    assert known.reserved == state.reserved  # a promise outlasts a debt
 
 
 def test_a_requeue_goes_on_counting_and_allows_as_much_as_the_first_time() -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery._state import _task_stack
 
 from celery_resilience import ResilientTask
 from celery_resilience.backpressure import Backpressure
 from celery_resilience.errors import ConfigurationError, QueueFullError
 from celery_resilience.runtime import Runtime, use_runtime
+from celery_resilience.sending import BODY, ENDED, STAGE
 from celery_resilience.testing import FakeClock
 from celery_resilience.transport.depth import queue_lengths, queue_of
 
@@ -218,6 +220,33 @@ class TestInAnApp:
         self.asked(app, clock, 5)
         with pytest.raises(QueueFullError, match=f"at most {limit}"):
             self.define(app, max_queue_length=of_task).apply_async((1,), queue="mail")
+
+    def test_another_attempt_of_the_running_task_always_passes(self, app: Celery, clock: FakeClock) -> None:
+        task = self.define(app, max_queue_length=5)
+        self.asked(app, clock, 5)
+        _task_stack.push(task)
+        task.push_request(id="t1", called_directly=False, **{STAGE: BODY})
+        try:
+            task.apply_async((1,), task_id="t1")
+            with pytest.raises(QueueFullError):
+                task.apply_async((1,), task_id="t2")
+            task.request.__dict__[STAGE] = ENDED
+            task.apply_async((1,), task_id="t2")
+        finally:
+            task.pop_request()
+            _task_stack.pop()
+
+    def test_a_plain_call_of_a_task_is_no_exemption(self, app: Celery, clock: FakeClock) -> None:
+        few = self.define(app, max_queue_length=5)
+        self.asked(app, clock, 5)
+
+        def fan() -> None:
+            few.delay(1)
+
+        app.task(fan, name="shop.fan", shared=False)
+
+        with pytest.raises(QueueFullError):
+            app.tasks["shop.fan"]()
 
     def test_celerys_own_tasks_always_pass(self, app: Celery, clock: FakeClock) -> None:
         self.with_settings(app, {"celery": 1})

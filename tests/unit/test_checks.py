@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import pytest
+from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +46,12 @@ def test_names_texts_and_presence_are_checked() -> None:
         text("f", "  ", "example")
     with pytest.raises(ConfigurationError, match="must be set"):
         required("f", None)
+
+
+@pytest.mark.parametrize("value", ["", " ", "\udcff", 5, b"text"])
+def test_a_text_can_be_written_down(value: object) -> None:
+    with pytest.raises(ConfigurationError, match="is not a text"):
+        text("why", value, "maintenance")
 
 
 def test_the_remedy_of_a_number_lies_within_its_bounds() -> None:
@@ -108,3 +116,15 @@ def test_the_error_survives_the_way_between_processes() -> None:
 
     assert str(error).startswith("field=")
     assert "is wrong. Write right." in str(error)
+
+
+@pytest.mark.parametrize("value", ["value", 5, None, "x" * 1000, [1, 2]])
+def test_a_result_back_end_gives_the_error_back_as_what_it_was(value: object) -> None:
+    backend = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False).backend
+    error = ConfigurationError("field", value, "is wrong", "Write right.")
+    stored = json.loads(json.dumps(backend.prepare_exception(error, serializer="json")))
+    known = backend.exception_to_python(stored)
+
+    assert type(known) is ConfigurationError
+    assert (known.field, known.problem, known.remedy) == ("field", "is wrong", "Write right.")
+    assert str(known) == str(error) or known.value == shorten(value)

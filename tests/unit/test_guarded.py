@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import pickle
 import re
@@ -551,6 +552,20 @@ class TestOptions:
         for wrong in (task, generator, async_generator, classmethod(print), "text"):
             with pytest.raises(ConfigurationError, match="guarded: function"):
                 guard(wrong)  # type: ignore[arg-type]  # the case
+
+    def test_a_block_in_a_generator_counts_whatever_context_advances_it(self, app: Celery) -> None:
+        def rows() -> Any:
+            with guarded(breaker="payments", app=app):
+                yield 1
+                raise ConnectionError("down")
+
+        for _ in range(2):
+            stream = rows()
+            contextvars.copy_context().run(next, stream)
+            with pytest.raises(ConnectionError):
+                contextvars.copy_context().run(next, stream)
+
+        assert runtime_of(app).breaker("payments").snapshot().state == "open"
 
     def test_the_function_keeps_its_name_and_signature(self, app: Celery) -> None:
         @guarded(breaker="payments", app=app)
